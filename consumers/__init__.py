@@ -1,0 +1,1 @@
+"""The processes that talk to Kafka: node, later bridge and backfill."""

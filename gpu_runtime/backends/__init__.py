@@ -1,0 +1,1 @@
+"""One file a backend; each passes `tests/contract/backend_suite.py`."""

@@ -1,0 +1,1 @@
+"""What stands around the processes: embedded broker, topic administration, telemetry, real-Kafka launcher."""

@@ -1,0 +1,1 @@
+"""The contracts: records, tensors, model configuration, errors. Imports nothing of ours."""
