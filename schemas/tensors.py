@@ -6,7 +6,7 @@ dtype of the same width, little-endian.
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias, cast
+from typing import Final, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -63,4 +63,4 @@ def datatype_of(dtype: np.dtype[np.generic]) -> Datatype:
 
 def item_size(datatype: Datatype) -> int | None:
     """Bytes an element takes in binary form; None for BYTES."""
-    return None if datatype == "BYTES" else cast(int, _DTYPES[datatype].itemsize)
+    return None if datatype == "BYTES" else _DTYPES[datatype].itemsize
