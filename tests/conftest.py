@@ -1,4 +1,4 @@
-"""What holds for every test: those that need a device skip with the reason, those on real Kafka share one worker."""
+"""What holds for every test: those that need a CUDA device skip, with the reason, where there is none."""
 
 from __future__ import annotations
 
@@ -18,16 +18,8 @@ def _no_device() -> str | None:
     return None
 
 
-# Before xdist, which reads the groups in the same hook.
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    reason: str | None = None
-    asked = False
-    for item in items:
-        if item.get_closest_marker("kafka") is not None:
-            item.add_marker(pytest.mark.xdist_group("kafka"))
-        if item.get_closest_marker("gpu") is not None:
-            if not asked:
-                asked, reason = True, _no_device()
-            if reason is not None:
-                item.add_marker(pytest.mark.skip(reason=reason))
+    on_device = [item for item in items if item.get_closest_marker("gpu") is not None]
+    if on_device and (reason := _no_device()) is not None:
+        for item in on_device:
+            item.add_marker(pytest.mark.skip(reason=reason))
