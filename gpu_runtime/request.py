@@ -71,6 +71,7 @@ class Request:
         parameters: one mapping a row, or None when no row has any.
         scope: see `Scope`; None for always active.
         cancelled: set by the caller to have the rows dropped before they run (counted, answered ``cancelled``).
+        tag: the caller's own, for hooks to find again, such as the spans of a batch's records; never looked at here.
     """
 
     tensors: Tensors
@@ -83,3 +84,4 @@ class Request:
     scope: Scope | None = None
     cancelled: bool = False
     enqueued_at: float = 0.0
+    tag: object = None

@@ -196,6 +196,9 @@ class KafkaCluster:
             "share.coordinator.state.topic.replication.factor": replication,
             "share.coordinator.state.topic.min.isr": max(1, replication - 1),
             "group.initial.rebalance.delay.ms": 0,
+            # A killed node may register again only when its old session is over, by default after 9 s.
+            "broker.session.timeout.ms": 3000,
+            "broker.heartbeat.interval.ms": 500,
             "group.min.session.timeout.ms": 500,
             # By default a third of this small heap.
             "log.cleaner.dedupe.buffer.size": 4 << 20,

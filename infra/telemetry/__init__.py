@@ -1,0 +1,1 @@
+"""Metrics, traces, logs and the port that operators ask. Implements the hooks that lower floors define."""
