@@ -10,6 +10,8 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+import msgspec
+
 from schemas.errors import HeadraceError
 from schemas.record import Headers
 from schemas.tensors import Tensors
@@ -38,8 +40,7 @@ class Limits:
     max_bytes: int = 64 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True, gc=False):
     """How one record wants its answer written.
 
     Attributes:
