@@ -1,0 +1,74 @@
+"""Tells the registry which models this node serves and how they fare."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from aiokafka.errors import KafkaError
+
+from consumers.route import Route
+from schemas.clock import Deadline
+from schemas.record import Topics
+from schemas.registry import ModelEntry, NodeEntry, encode_entry, model_key, node_key
+
+__all__ = ["announce", "host_name", "node_id", "withdraw"]
+
+log = logging.getLogger("headrace.announce")
+
+_DEADLINE_S = 5.0
+
+
+def host_name() -> str:
+    return socket.gethostname()
+
+
+def node_id() -> str:
+    """Unique while the process lives, and readable."""
+    return f"{host_name()}-{os.getpid()}"
+
+
+def _model_entry(route: Route) -> ModelEntry:
+    return ModelEntry(
+        name=route.model,
+        version=route.config.version,
+        requests=route.requests,
+        results=route.results,
+        retry=route.retry,
+        dead=route.dead,
+        config=route.config.model_dump(mode="json"),
+    )
+
+
+async def _put(producer: Any, topic: str, key: bytes, value: bytes | None) -> None:
+    try:
+        async with asyncio.timeout(_DEADLINE_S):
+            await producer.send_and_wait(topic, value=value, key=key)
+    except (KafkaError, TimeoutError) as error:
+        # The registry informs; serving does not hang on it.
+        log.warning("registry entry %s was not written: %r", key.decode(), error)
+
+
+async def announce(
+    producer: Callable[[], Any], topics: Topics, routes: list[Route], entry: Callable[[], NodeEntry], interval_s: float
+) -> None:
+    """Writes the models once, then the node's entry every interval, for ever."""
+    for route in routes:
+        await _put(producer(), topics.registry, model_key(route.model), encode_entry(_model_entry(route)))
+    while True:
+        current = entry()
+        await _put(producer(), topics.registry, node_key(current.id), encode_entry(current))
+        await asyncio.sleep(interval_s)
+
+
+async def withdraw(producer: Any, topics: Topics, id_: str, deadline: Deadline) -> None:
+    """Deletes the node's entry."""
+    try:
+        async with asyncio.timeout(max(deadline.remaining_s, 0.5)):
+            await _put(producer, topics.registry, node_key(id_), None)
+    except TimeoutError:
+        log.warning("the registry entry of this node was not deleted in time; it will be seen as stale")

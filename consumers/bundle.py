@@ -1,0 +1,356 @@
+"""Records of one fetch that share a signature: one request to the runtime, and an end for each of them.
+
+A bundle is the receipt for what it sends: a record is finished in its partition's ledger only when the broker has
+acknowledged its end.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import numpy as np
+
+from consumers import ends
+from consumers.hooks import End, NodeHooks, Traced
+from consumers.kafka import Record
+from consumers.ledger import Chunk
+from consumers.outbox import Outbox
+from consumers.partition import Partition
+from gpu_runtime.request import Outcome, Request, ScopeState
+from schemas.codec import Answer, DecodedGroup, Form
+from schemas.codecs import encode_many
+from schemas.errors import Cancelled, Expired, HeadraceError
+from schemas.record import Envelope, ReplyTo, now_ms
+from schemas.tensors import Tensors
+
+__all__ = ["Bundle", "Desk", "Failure", "fail_records"]
+
+log = logging.getLogger("headrace.bundle")
+
+_T = TypeVar("_T")
+_END_OF_CODE: Final[dict[str, End]] = {Expired.code: "expired", Cancelled.code: "cancelled"}
+
+
+@dataclass(slots=True)
+class Desk:
+    """What bundles need of the node: where ends go, who counts them, whom to wake when room appears."""
+
+    outbox: Outbox
+    hooks: NodeHooks
+    wake: Callable[[], None]
+
+
+@dataclass(slots=True)
+class Failure:
+    """One record that failed. ``position`` is its place in the lists of its bundle."""
+
+    record: Record
+    envelope: Envelope
+    id: str
+    index: int
+    error: HeadraceError
+    traceparent: bytes | None = None
+
+
+class _Ending:
+    """Receipt for records that leave in one way."""
+
+    __slots__ = ("chunk", "desk", "end", "failed", "partition")
+
+    def __init__(
+        self,
+        desk: Desk,
+        partition: Partition,
+        chunk: Chunk,
+        end: End,
+        failed: Callable[[int, HeadraceError, End], None],
+    ) -> None:
+        self.desk = desk
+        self.partition = partition
+        self.chunk = chunk
+        self.end = end
+        self.failed = failed
+
+    def delivered(self, indices: Sequence[int]) -> None:
+        self.chunk.finish(indices)
+        now = now_ms()
+        timestamps = self.chunk.timestamps
+        self.desk.hooks.records_out(
+            self.partition.route.model, self.end, len(indices), [now - timestamps[index] for index in indices]
+        )
+
+    def refused(self, index: int, error: HeadraceError) -> None:
+        self.failed(index, error, self.end)
+
+
+def fail_records(desk: Desk, partition: Partition, chunk: Chunk, failures: Sequence[Failure]) -> None:
+    """Gives each failed record its next step: a retry if that can help, else an answer to its caller, else a letter."""
+    by_index = {failure.index: failure for failure in failures}
+
+    def failed_again(index: int, error: HeadraceError, end: End) -> None:
+        _bury(desk, partition, chunk, by_index[index], error=error, tried=end)
+
+    route = partition.route
+    for failure in failures:
+        desk.hooks.error(route.model, failure.error.code, 1)
+        attempts = failure.envelope.attempt + 1
+        not_before = now_ms() + ends.retry_delay_ms(route.config.retry, attempts)
+        deadline = failure.envelope.deadline_ms
+        if (
+            failure.error.retriable
+            and attempts < route.config.retry.max_attempts
+            and (deadline is None or not_before < deadline)
+        ):
+            headers = ends.retry_headers(
+                failure.record, failure.envelope, failure.id, attempts=attempts, not_before_ms=not_before
+            )
+            receipt = _Ending(desk, partition, chunk, "retry", failed_again)
+            desk.outbox.add_many(
+                route.retry,
+                keys=[failure.record.key],
+                values=[failure.record.value],
+                headers=[headers],
+                indices=[failure.index],
+                receipt=receipt,
+            )
+        elif failure.envelope.reply_to is not None:
+            end: End = _END_OF_CODE.get(failure.error.code, "error_reply")
+            _reply_error(desk, failure, _Ending(desk, partition, chunk, end, failed_again))
+        else:
+            _bury(desk, partition, chunk, failure, error=failure.error, tried=None)
+
+
+def _reply_error(desk: Desk, failure: Failure, receipt: _Ending) -> None:
+    reply_to = failure.envelope.reply_to
+    if reply_to is None:
+        return
+    value, headers = ends.error_reply(
+        failure.envelope,
+        failure.id,
+        failure.error,
+        stage=receipt.partition.route.model,
+        attempts=failure.envelope.attempt + 1,
+        traceparent=failure.traceparent,
+    )
+    desk.outbox.add_many(
+        reply_to.topic,
+        partition=reply_to.partition,
+        keys=[failure.record.key],
+        values=[value],
+        headers=[headers],
+        indices=[failure.index],
+        receipt=receipt,
+        to_reply=True,
+    )
+
+
+def _bury(
+    desk: Desk, partition: Partition, chunk: Chunk, failure: Failure, *, error: HeadraceError, tried: End | None
+) -> None:
+    """Writes a dead letter. ``tried`` is the end that was refused before, if any: a letter that was itself refused
+    for its size goes again without its value, which still lies at its origin."""
+    route = partition.route
+    value = failure.record.value
+    end: End = _END_OF_CODE.get(error.code, "dead_letter") if tried is None else "dead_letter"
+    if tried == "dead_letter":
+        error = type(error)(f"value of {len(value or b''):,} bytes left out, see headrace-origin: {failure.error}")
+        value = b""
+
+    def refused(index: int, again: HeadraceError, _: End) -> None:
+        if tried == "dead_letter":
+            # Even the letter without its value is refused, so its headers alone exceed what the broker takes.
+            log.error("record %s cannot be buried: %s; it died of: %s", failure.id, again, failure.error)
+            desk.hooks.error(route.model, "undeliverable", 1)
+            chunk.finish([index])
+            return
+        _bury(desk, partition, chunk, failure, error=again, tried="dead_letter")
+
+    headers = ends.dead_letter_headers(
+        failure.record,
+        failure.envelope,
+        failure.id,
+        error,
+        stage=route.model,
+        attempts=failure.envelope.attempt + 1,
+    )
+    desk.outbox.add_many(
+        route.dead,
+        keys=[failure.record.key],
+        values=[value],
+        headers=[headers],
+        indices=[failure.index],
+        receipt=_Ending(desk, partition, chunk, end, refused),
+    )
+
+
+class Bundle:
+    """
+    Args:
+        records, envelopes, indices: parallel lists, one entry a record; ``indices`` are positions in ``chunk``.
+    """
+
+    __slots__ = (
+        "answers",
+        "chunk",
+        "desk",
+        "envelopes",
+        "form",
+        "ids",
+        "indices",
+        "partition",
+        "records",
+        "request",
+        "rows",
+        "traced",
+    )
+
+    def __init__(
+        self,
+        desk: Desk,
+        partition: Partition,
+        chunk: Chunk,
+        group: DecodedGroup,
+        *,
+        form: Form,
+        records: list[Record],
+        envelopes: list[Envelope],
+        indices: list[int],
+        deadline: float | None,
+        priority: int,
+    ) -> None:
+        self.desk = desk
+        self.partition = partition
+        self.chunk = chunk
+        self.form = form
+        self.records = records
+        self.envelopes = envelopes
+        self.indices = indices
+        self.rows = group.rows
+        self.answers = group.answers
+        self.ids = _ids(records, envelopes, group.answers)
+        self.traced: Traced | None = desk.hooks.trace(partition.route.model, [record.headers for record in records])
+        parameters = None
+        if group.parameters is not None:
+            parameters = [each for each, rows in zip(group.parameters, group.rows, strict=True) for _ in range(rows)]
+        self.request = Request(
+            tensors=group.tensors,
+            rows=sum(group.rows),
+            signature=group.signature,
+            on_done=self._done,
+            deadline=deadline,
+            priority=priority,
+            parameters=parameters,
+            scope=partition.scope,
+        )
+
+    # -- from the runtime --------------------------------------------------------------------------------------
+
+    def _done(self, outcome: Outcome) -> None:
+        self.desk.wake()
+        if self.partition.scope.state is ScopeState.CLOSED:
+            return
+        desk, model, count = self.desk, self.partition.route.model, len(self.records)
+        desk.hooks.latency(model, count, outcome.queue_s, outcome.compute_s)
+        errors = self._errors_by_record(outcome.errors)
+        if outcome.outputs is not None and len(errors) < count:
+            self._answer(outcome.outputs, errors)
+        if errors:
+            failures = [self._failure(position, error) for position, error in sorted(errors.items())]
+            fail_records(desk, self.partition, self.chunk, failures)
+        if self.traced is not None:
+            codes = {position: error.code for position, error in errors.items()}
+            self.traced.finish(outcome.queue_s, outcome.compute_s, outcome.batch_rows, codes)
+
+    def _errors_by_record(self, errors: Mapping[int, HeadraceError]) -> dict[int, HeadraceError]:
+        """A record fails with the first of its rows that failed."""
+        if not errors:
+            return {}
+        if len(self.rows) == self.request.rows:
+            return dict(errors)
+        record_of_row = np.repeat(np.arange(len(self.rows)), self.rows).tolist()
+        found: dict[int, HeadraceError] = {}
+        for row in sorted(errors):
+            found.setdefault(record_of_row[row], errors[row])
+        return found
+
+    def _answer(self, outputs: Tensors, errors: dict[int, HeadraceError]) -> None:
+        positions: Sequence[int] = range(len(self.records))
+        rows, answers, ids = self.rows, self.answers, self.ids
+        if errors:
+            positions = [position for position in positions if position not in errors]
+            rows, answers, ids = _pick(rows, positions), _pick(answers, positions), _pick(ids, positions)
+            keep = np.repeat([position not in errors for position in range(len(self.rows))], self.rows)
+            outputs = {name: array[keep] for name, array in outputs.items()}
+        encoded = encode_many(self.form, answers, rows, outputs, self.partition.route.config, ids)
+        targets: dict[ReplyTo | None, list[int]] = {}
+        for at, position in enumerate(positions):
+            if isinstance(encoded.values[at], HeadraceError):
+                errors[position] = encoded.values[at]  # type: ignore[assignment] # narrowed by isinstance above
+            else:
+                targets.setdefault(self.envelopes[position].reply_to, []).append(at)
+        for reply_to, picks in targets.items():
+            self._send(reply_to, picks, positions, encoded.values, encoded.headers)
+
+    def _send(
+        self,
+        reply_to: ReplyTo | None,
+        picks: list[int],
+        positions: Sequence[int],
+        values: Sequence[bytes | HeadraceError],
+        content: Sequence[tuple[tuple[str, bytes | None], ...]],
+    ) -> None:
+        chosen = [positions[at] for at in picks]
+        traced, envelopes, ids = self.traced, self.envelopes, self.ids
+        headers = [
+            ends.result_headers(
+                envelopes[position],
+                ids[position],
+                content[at],
+                None if traced is None else traced.traceparent(position),
+            )
+            for at, position in zip(picks, chosen, strict=True)
+        ]
+        self.desk.outbox.add_many(
+            self.partition.route.results if reply_to is None else reply_to.topic,
+            partition=None if reply_to is None else reply_to.partition,
+            keys=[self.records[position].key for position in chosen],
+            values=[values[at] for at in picks],  # type: ignore[misc] # errors were taken out above
+            headers=headers,
+            indices=[self.indices[position] for position in chosen],
+            receipt=_Ending(self.desk, self.partition, self.chunk, "result", self._refused),
+            to_reply=reply_to is not None,
+        )
+
+    def _refused(self, index: int, error: HeadraceError, _: End) -> None:
+        """The result cannot be delivered. A caller whose reply topic exists is told; anything else is a letter."""
+        failure = self._failure(self.indices.index(index), error)
+        if error.code == "too_large":
+            fail_records(self.desk, self.partition, self.chunk, [failure])
+        else:
+            _bury(self.desk, self.partition, self.chunk, failure, error=error, tried="result")
+
+    def _failure(self, position: int, error: HeadraceError) -> Failure:
+        return Failure(
+            self.records[position],
+            self.envelopes[position],
+            self.ids[position],
+            self.indices[position],
+            error,
+            None if self.traced is None else self.traced.traceparent(position),
+        )
+
+
+def _pick(items: Sequence[_T], positions: Sequence[int]) -> list[_T]:
+    return [items[position] for position in positions]
+
+
+def _ids(records: list[Record], envelopes: list[Envelope], answers: list[Answer]) -> list[str]:
+    ids = [envelope.id or answer.id for envelope, answer in zip(envelopes, answers, strict=True)]
+    if None in ids:
+        first = records[0]
+        prefix = f"{first.topic}-{first.partition}-"
+        return [each or f"{prefix}{record.offset}" for each, record in zip(ids, records, strict=True)]
+    return ids  # type: ignore[return-value] # None was looked for

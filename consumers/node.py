@@ -1,0 +1,338 @@
+"""A node: models in memory, partitions of their topics, and everything between the two, from start to drain.
+
+This module only puts the parts together and says in which order they start and stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any, Final
+
+from aiokafka.errors import KafkaConnectionError, KafkaError
+
+from consumers.announce import announce, host_name, node_id, withdraw
+from consumers.assignment import Assignment
+from consumers.background import Background
+from consumers.bundle import Desk
+from consumers.commits import Commits
+from consumers.health import Health
+from consumers.hooks import NO_HOOKS, NodeHooks
+from consumers.intake import Intake
+from consumers.kafka import DEFAULT_MAX_REQUEST_SIZE, make_consumer, make_producer
+from consumers.outbox import Outbox
+from consumers.partition import Partition
+from consumers.poll import PollLoop
+from consumers.route import Route, TopicNeed, route_for, topics_needed
+from consumers.settings import NodeSettings
+from consumers.tally import Tally
+from gpu_runtime.backend import BackendFactory
+from gpu_runtime.hooks import NO_HOOKS as NO_RUNTIME_HOOKS
+from gpu_runtime.hooks import RuntimeHooks
+from gpu_runtime.runtime import Runtime
+from schemas.clock import Clock, Deadline, monotonic
+from schemas.errors import ConfigError, HeadraceError, ModelLoadError
+from schemas.record import Topics, now_ms
+from schemas.registry import HeldModel, NodeEntry
+from schemas.repository import Repository
+
+__all__ = ["Node"]
+
+log = logging.getLogger("headrace.node")
+
+_FIRST_BACKOFF_S: Final = 0.5
+_MAX_BACKOFF_S: Final = 10.0
+_LEAVE_DEADLINE_S: Final = 5.0
+_FLUSH_DEADLINE_S: Final = 5.0
+_LOOK_AGAIN_S: Final = 0.05
+
+
+class Node:
+    """
+    Args:
+        repository: scanned models; the caller has refused one with errors.
+        ensure_topics: creates the topics that are missing.
+        backends: by name.
+        version: announced in the registry.
+    """
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        repository: Repository,
+        *,
+        backends: Mapping[str, BackendFactory],
+        ensure_topics: Callable[[Sequence[TopicNeed]], Awaitable[None]],
+        hooks: NodeHooks = NO_HOOKS,
+        runtime_hooks: RuntimeHooks = NO_RUNTIME_HOOKS,
+        version: str = "",
+        clock: Clock = monotonic,
+    ) -> None:
+        self._settings = settings
+        self._folders = {folder.name: folder for folder in repository.models}
+        self._ensure_topics = ensure_topics
+        self._topics = Topics(settings.namespace)
+        self._routes: list[Route] = [route_for(folder.config, self._topics) for folder in repository.models]
+        self._clock = clock
+        self._version = version
+        self._tally = Tally(hooks, runtime_hooks)
+        self._hooks: NodeHooks = self._tally
+        self.runtime = Runtime(hooks=self._tally, clock=clock, backends=backends)
+        self._load_errors: dict[str, str] = {}
+        self._phase = "starting"
+        self._started_ms = now_ms()
+        self._assignment: Assignment | None = None
+        self._commits: Commits | None = None
+        self._poll: PollLoop | None = None
+        self._outbox: Outbox | None = None
+        self._beat = clock()
+        self._kafka_trouble = ""
+        self._progress = asyncio.Event()
+
+    # -- probes ------------------------------------------------------------------------------------------------
+
+    def live(self) -> Health:
+        """Whether the process should be left running. May be called from any thread."""
+        now = self._clock()
+        limit = self._settings.stuck_after_s
+        if now - self._beat > limit:
+            return Health(
+                False, f"the event loop has not turned for {now - self._beat:.0f} s (stuck_after_s={limit:g})"
+            )
+        busy_since = None if self._poll is None else self._poll.busy_since
+        if busy_since is not None and now - busy_since > limit:
+            return Health(False, f"the poll loop has been busy for {now - busy_since:.0f} s (stuck_after_s={limit:g})")
+        return Health(True)
+
+    def ready(self) -> Health:
+        """Whether the node does its work: models in, group joined, broker answering. May be called from any thread."""
+        detail = {"phase": self._phase, "models": {name: status.state for name, status in self.runtime.models.items()}}
+        if self._load_errors:
+            detail["failed"] = dict(self._load_errors)
+        for reason in self._reasons():
+            if reason:
+                return Health(False, reason, detail)
+        return Health(True, "", detail)
+
+    def _reasons(self) -> list[str]:
+        reasons = []
+        if self._phase != "serving":
+            reasons.append(self._kafka_trouble or self._phase)
+        reasons.extend(f"model {name} failed to load: {why}" for name, why in self._load_errors.items())
+        if self._assignment is not None and not self._assignment.joined:
+            reasons.append(f"waiting for the consumer group {self._settings.group} to assign partitions")
+        parts = (self._outbox, self._commits, self._poll)
+        reasons.extend("" if part is None else part.trouble for part in parts)
+        return reasons
+
+    def entry(self) -> NodeEntry:
+        """This node's registry entry, now."""
+        held: dict[str, list[int]] = {route.model: [] for route in self._routes}
+        if self._assignment is not None:
+            for tp, partition in self._assignment.partitions.items():
+                if tp.topic == partition.route.requests:
+                    held[partition.route.model].append(tp.partition)
+        models = []
+        for route in self._routes:
+            status = self.runtime.models.get(route.model)
+            counts = self._tally.counts(route.model)
+            models.append(
+                HeldModel(
+                    name=route.model,
+                    version=route.config.version,
+                    state="failed"
+                    if route.model in self._load_errors
+                    else "loading"
+                    if status is None
+                    else status.state,
+                    reason=self._load_errors.get(route.model, ""),
+                    partitions=tuple(sorted(held[route.model])),
+                    records_in=counts.records_in,
+                    records_out=counts.records_out,
+                    records_failed=counts.records_failed,
+                    rate=counts.rate(self._clock()),
+                    batches=counts.batches,
+                    rows=counts.rows,
+                    max_batch_size=route.config.max_batch_size,
+                    queued_rows=0 if status is None else status.queued_rows,
+                    memory_bytes=0 if status is None else status.memory_bytes,
+                )
+            )
+        return NodeEntry(
+            id=node_id(),
+            group=self._settings.group,
+            host=host_name(),
+            pid=os.getpid(),
+            ops_port=self._settings.ops_port,
+            started_ms=self._started_ms,
+            written_ms=now_ms(),
+            interval_s=self._settings.announce_interval_s,
+            version=self._version,
+            models=tuple(models),
+        )
+
+    def _state(self, model: str) -> str:
+        if model in self._load_errors:
+            return "failed"
+        status = self.runtime.models.get(model)
+        return "loading" if status is None else status.state
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serves until ``stop`` is set, then drains within the grace and returns.
+
+        Raises:
+            ConfigError: no model could be served.
+            HeadraceError: the runtime is dead, or the broker refuses this node for good.
+        """
+        async with Background(self._keep_beating()):
+            await self._load_models()
+            serving = [route for route in self._routes if route.model not in self._load_errors]
+            if not serving:
+                raise ConfigError(f"no model could be loaded: {'; '.join(self._load_errors.values())}")
+            try:
+                await self._serve(serving, stop)
+            finally:
+                self._phase = "stopped"
+                await self.runtime.close(Deadline(_LEAVE_DEADLINE_S, self._clock))
+
+    async def _load_models(self) -> None:
+        self._phase = "loading models"
+        for route in self._routes:
+            folder = self._folders[route.model]
+            try:
+                await self.runtime.load(folder.config, folder.path)
+            except ModelLoadError as error:
+                # The others serve; this one's records wait in Kafka, and readiness says why.
+                log.error("model %s failed to load: %s", route.model, error)
+                self._load_errors[route.model] = str(error)
+
+    async def _serve(self, routes: list[Route], stop: asyncio.Event) -> None:
+        settings = self._settings
+        limit = settings.kafka.get("max_request_size", DEFAULT_MAX_REQUEST_SIZE)
+        self._outbox = outbox = Outbox(
+            lambda: make_producer(settings.bootstrap, settings.kafka),
+            max_record_bytes=limit if isinstance(limit, int) else DEFAULT_MAX_REQUEST_SIZE,
+            clock=self._clock,
+        )
+        self._phase = "connecting"
+        if not await self._connect(routes, outbox, stop):
+            return
+        consumer = make_consumer(settings.bootstrap, settings.group, settings.kafka)
+        self._commits = commits = Commits(consumer, hooks=self._hooks)
+        by_topic = {topic: route for route in routes for topic in (route.requests, route.retry)}
+        assignment = Assignment(
+            consumer,
+            by_topic,
+            hooks=self._hooks,
+            grace_s=settings.revoke_grace_s,
+            quiesce=self._quiesce,
+            commit=lambda deadline: commits.commit(assignment, deadline),
+            scopes_changed=self.runtime.scopes_changed,
+            clock=self._clock,
+        )
+
+        def wake() -> None:
+            poll.wake()
+            self._progress.set()
+
+        desk = Desk(outbox, self._hooks, wake)
+        intake = Intake(self.runtime, desk, tombstones=settings.tombstones, clock=self._clock)
+        poll = PollLoop(consumer, assignment, intake, self.runtime, outbox, hooks=self._hooks, clock=self._clock)
+        self._assignment, self._poll = assignment, poll
+        consumer.subscribe(topics=sorted(by_topic), listener=assignment)
+        await consumer.start()
+        self._phase = "serving"
+        try:
+            async with Background(
+                outbox.run(),
+                poll.run(),
+                commits.run(assignment),
+                announce(lambda: outbox.producer, self._topics, routes, self.entry, settings.announce_interval_s),
+                self._die_with_runtime(),
+            ):
+                await stop.wait()
+                await self._drain(consumer, assignment, poll, outbox, commits)
+        finally:
+            # Also after a failure: unfinished records must go to the next owner now, not at the session timeout.
+            await self._leave(consumer, assignment, outbox)
+
+    async def _connect(self, routes: list[Route], outbox: Outbox, stop: asyncio.Event) -> bool:
+        """Waits for a broker with our topics; False if told to stop first."""
+        backoff_s = _FIRST_BACKOFF_S
+        while not stop.is_set():
+            try:
+                await self._ensure_topics(topics_needed(routes, self._topics, partitions=self._settings.partitions))
+                await outbox.start()
+            except (KafkaConnectionError, OSError) as error:
+                trouble: object = error
+            except HeadraceError as error:
+                if not error.retriable:
+                    raise
+                trouble = error
+            else:
+                self._kafka_trouble = ""
+                return True
+            self._kafka_trouble = f"no Kafka broker answers at {self._settings.bootstrap}: {trouble}"
+            log.warning("%s; trying again in %.1f s (setting: bootstrap)", self._kafka_trouble, backoff_s)
+            try:
+                async with asyncio.timeout(backoff_s):
+                    await stop.wait()
+            except TimeoutError:
+                backoff_s = min(backoff_s * 2, _MAX_BACKOFF_S)
+        return False
+
+    async def _quiesce(self, partitions: Collection[Partition], deadline: Deadline) -> None:
+        """Waits for what is on a device now, not for what is queued."""
+        await self._until(lambda: not any(self.runtime.running(each.scope) for each in partitions), deadline)
+        if self._outbox is not None:
+            await self._outbox.flush(deadline)
+
+    async def _until(self, done: Callable[[], bool], deadline: Deadline) -> None:
+        """Looks again whenever a request has ended, and every now and then besides."""
+        while not done() and not deadline.passed:
+            self._progress.clear()
+            try:
+                async with asyncio.timeout(min(deadline.remaining_s, _LOOK_AGAIN_S)):
+                    await self._progress.wait()
+            except TimeoutError:
+                pass
+
+    async def _drain(
+        self, consumer: Any, assignment: Assignment, poll: PollLoop, outbox: Outbox, commits: Commits
+    ) -> None:
+        """Finishes what was taken in, within the grace; hands the rest back."""
+        self._phase = "draining"
+        deadline = Deadline(self._settings.shutdown_grace_s, self._clock)
+        poll.stopping = True
+        for partition in assignment.partitions.values():
+            partition.drop_held()
+        await self._until(lambda: not any(route.waiting for route in self._routes), deadline)
+        await self.runtime.drain(deadline)
+        assignment.close()
+        await outbox.flush(Deadline(max(deadline.remaining_s, _FLUSH_DEADLINE_S), self._clock))
+        await commits.commit(assignment, Deadline(_LEAVE_DEADLINE_S, self._clock))
+        await withdraw(outbox.producer, self._topics, node_id(), Deadline(_LEAVE_DEADLINE_S, self._clock))
+        left = sum(partition.ledger.unfinished for partition in assignment.partitions.values())
+        if left:
+            log.warning("%d records were not finished within shutdown_grace_s and are handed back", left)
+
+    async def _leave(self, consumer: Any, assignment: Assignment, outbox: Outbox) -> None:
+        assignment.close()
+        try:
+            async with asyncio.timeout(_LEAVE_DEADLINE_S):
+                await consumer.stop()
+        except (TimeoutError, KafkaError) as error:
+            log.warning("the group was not left cleanly: %r", error)
+        await outbox.close(Deadline(_LEAVE_DEADLINE_S, self._clock))
+
+    async def _die_with_runtime(self) -> None:
+        raise await self.runtime.failure()
+
+    async def _keep_beating(self) -> None:
+        while True:
+            self._beat = self._clock()
+            await asyncio.sleep(0.2)

@@ -1,0 +1,182 @@
+"""The poll loop: fetches what there is room for, and never waits for a model.
+
+A partition whose model has no room is left out of the fetch; its records stay in Kafka (and one fetch of them in the
+client), while polling, heartbeats and the other partitions go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Final
+
+from aiokafka import TopicPartition
+from aiokafka.errors import (
+    ConsumerStoppedError,
+    GroupAuthorizationFailedError,
+    KafkaError,
+    TopicAuthorizationFailedError,
+)
+
+from consumers.assignment import Assignment
+from consumers.hooks import NodeHooks
+from consumers.intake import Intake
+from consumers.outbox import Outbox
+from consumers.partition import Partition
+from gpu_runtime.runtime import Runtime
+from schemas.clock import Clock, monotonic
+from schemas.errors import Unavailable
+from schemas.record import now_ms
+
+__all__ = ["PollLoop"]
+
+log = logging.getLogger("headrace.poll")
+
+_MAX_RECORDS: Final = 512
+"""Records taken in one turn: their decoding is the longest the event loop is busy without a pause."""
+_IDLE_POLL_S: Final = 0.2
+_PAUSED_POLL_S: Final = 0.02
+"""The longest that a partition with room waits while another one has none."""
+_MAX_UNSENT_RECORDS: Final = 50_000
+_NOWHERE: Final = TopicPartition("", 0)
+"""Fetching from it fetches nothing, and tells the group that this member is alive."""
+_FATAL = (GroupAuthorizationFailedError, TopicAuthorizationFailedError, ConsumerStoppedError)
+
+
+class PollLoop:
+    """
+    Attributes:
+        stopping: once True, nothing more is taken in, while polling goes on.
+        busy_since: when the loop last left a fetch (seconds of the clock), None while it is in one. A loop that is
+            busy for long is stuck.
+        trouble: why the last fetch failed; empty when it succeeded.
+    """
+
+    def __init__(
+        self,
+        consumer: Any,
+        assignment: Assignment,
+        intake: Intake,
+        runtime: Runtime,
+        outbox: Outbox,
+        *,
+        hooks: NodeHooks,
+        clock: Clock = monotonic,
+    ) -> None:
+        self._consumer = consumer
+        self._assignment = assignment
+        self._intake = intake
+        self._runtime = runtime
+        self._outbox = outbox
+        self._hooks = hooks
+        self._clock = clock
+        self._wake = asyncio.Event()
+        self.stopping = False
+        self.busy_since: float | None = None
+        self.trouble = ""
+
+    def wake(self) -> None:
+        """Room may have appeared."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Polls for ever.
+
+        Raises:
+            Unavailable: the broker refuses this client for good.
+        """
+        while True:
+            # No waiting for the assignment here: a member that does not fetch is one that the group gives up on.
+            epoch = self._assignment.epoch if self._assignment.settled.is_set() else None
+            self._take_due()
+            wanted, paused = self._wanted()
+            fetched = await self._fetch(wanted, self._patience_s(paused))
+            self.busy_since = self._clock()
+            if not self._assignment.settled.is_set() or self._assignment.epoch != epoch:
+                self.busy_since = None
+                await self._assignment.settled.wait()
+                self._assignment.rewind(fetched)
+                continue
+            for tp, records in fetched.items():
+                partition = self._assignment.partitions.get(tp)
+                if partition is not None and records:
+                    self._note_backlog(partition)
+                    self._intake.take(partition, records)
+            self.busy_since = None
+            if paused and not fetched:
+                await self._rest()
+            else:
+                # One turn for whoever waits for the loop: results, heartbeats, acknowledgements.
+                await asyncio.sleep(0)
+
+    async def _fetch(self, wanted: list[Any], patience_s: float) -> dict[Any, list[Any]]:
+        try:
+            fetched: dict[Any, list[Any]] = await self._consumer.getmany(
+                *wanted, timeout_ms=int(patience_s * 1000), max_records=_MAX_RECORDS
+            )
+        except _FATAL as error:
+            raise Unavailable(
+                f"the broker refuses this node: {error!r}; check its ACLs for topics and group"
+            ) from error
+        except KafkaError as error:
+            self.trouble = f"fetching failed: {error!r}"
+            log.warning(self.trouble)
+            await asyncio.sleep(0.5)
+            return {}
+        self.trouble = ""
+        return fetched
+
+    def _wanted(self) -> tuple[list[Any], bool]:
+        """Partitions to fetch from (an empty list means all), and whether any is left out.
+
+        Worked out anew each time from present load, so that no pause outlives its cause or a rebalance.
+        """
+        partitions = self._assignment.partitions
+        full = self.stopping or self._outbox.congested or self._outbox.pending > _MAX_UNSENT_RECORDS
+        routes_without_room = set()
+        for route in {partition.route for partition in partitions.values()}:
+            self._intake.admit_waiting(route)
+            if full or route.waiting or self._runtime.room(route.model) <= 0:
+                routes_without_room.add(route)
+        wanted = []
+        for tp, partition in partitions.items():
+            paused = partition.route in routes_without_room or partition.holds_too_many
+            if paused is not partition.paused:
+                partition.paused = paused
+                self._hooks.paused(partition.route.model, tp.partition, paused)
+            if not paused:
+                wanted.append(tp)
+        if len(wanted) == len(partitions) and not self.stopping:
+            return [], False
+        return wanted or [_NOWHERE], True
+
+    def _patience_s(self, paused: bool) -> float:
+        if paused:
+            return 0.0
+        due = [each.next_due_ms for each in self._assignment.partitions.values() if each.next_due_ms is not None]
+        if not due:
+            return _IDLE_POLL_S
+        return min(_IDLE_POLL_S, max(0.001, (min(due) - now_ms()) / 1000))
+
+    def _take_due(self) -> None:
+        if self.stopping:
+            return
+        for partition in self._assignment.partitions.values():
+            if partition.next_due_ms is not None:
+                self._intake.take_due(partition)
+
+    def _note_backlog(self, partition: Partition) -> None:
+        """With more to fetch than was fetched, a batch has nothing to wait for."""
+        end = self._consumer.highwater(partition.tp)
+        delivered = partition.ledger.next_offset
+        behind = end is not None and delivered is not None and end - delivered > _MAX_RECORDS
+        self._runtime.set_backlog(partition.route.model, behind)
+
+    async def _rest(self) -> None:
+        """Until room appears, but not so long that partitions with room would notice."""
+        self._wake.clear()
+        try:
+            async with asyncio.timeout(_PAUSED_POLL_S):
+                await self._wake.wait()
+        except TimeoutError:
+            pass

@@ -1,0 +1,67 @@
+"""One model as the node sees it: its configuration, its topics, and the bundles that wait for room in its queue."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from schemas.model import ModelConfig
+from schemas.record import Topics
+
+if TYPE_CHECKING:
+    from consumers.bundle import Bundle
+
+__all__ = ["Route", "TopicNeed", "route_for", "topics_needed"]
+
+
+class TopicNeed(NamedTuple):
+    """A topic that must exist before the node subscribes. ``config`` holds broker topic settings."""
+
+    name: str
+    partitions: int
+    config: dict[str, str]
+
+
+class Route:
+    """
+    Attributes:
+        requests, results, retry, dead: topic names.
+        waiting: decoded bundles that found the model's queue full; while there are any, the model's partitions are
+            not read, so that the rest of the backlog waits in Kafka.
+    """
+
+    __slots__ = ("config", "dead", "model", "requests", "results", "retry", "waiting")
+
+    def __init__(self, config: ModelConfig, *, requests: str, results: str, retry: str, dead: str) -> None:
+        self.config = config
+        self.model = config.name
+        self.requests = requests
+        self.results = results
+        self.retry = retry
+        self.dead = dead
+        self.waiting: deque[Bundle] = deque()
+
+
+def route_for(config: ModelConfig, topics: Topics) -> Route:
+    """Names of the record contract unless the model overrides them; retries follow the request topic's name."""
+    own = config.topics
+    return Route(
+        config,
+        requests=own.requests or topics.requests(config.name),
+        results=own.results or topics.results(config.name),
+        retry=f"{own.requests}.retry" if own.requests else topics.retry(config.name),
+        dead=own.dead or topics.dead(config.name),
+    )
+
+
+def topics_needed(routes: Sequence[Route], topics: Topics, *, partitions: int) -> list[TopicNeed]:
+    """Every topic that nodes with these routes read or write."""
+    needs = [
+        TopicNeed(topics.registry, 1, {"cleanup.policy": "compact"}),
+        TopicNeed(topics.control, 1, {}),
+    ]
+    for route in routes:
+        names = (route.requests, route.results, route.retry, route.dead)
+        needs.extend(TopicNeed(name, partitions, {}) for name in names)
+    return needs
