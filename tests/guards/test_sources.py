@@ -119,8 +119,8 @@ def logger_names(path: Path) -> Iterator[tuple[int, str | None]]:
                 yield node.lineno, literal
 
 
-# Loggers that are not ours but that we quieten or configure.
 LOG_SETUP = ROOT / "infra" / "telemetry" / "logs.py"  # configures the root logger and whichever it is told to
+# Loggers that are not ours but that we quieten or configure.
 FOREIGN_LOGGERS = re.compile(r"(aiokafka|opentelemetry|asyncio|uvicorn)(\.|$)")
 
 
@@ -132,4 +132,4 @@ def test_loggers_are_named_headrace() -> None:
         for line, name in logger_names(path)
         if name is None or not (re.match(r"headrace(\.|$)", name) or FOREIGN_LOGGERS.match(name))
     ]
-    assert wrong == [], "name the logger 'headrace.<folder>.<module>': __name__ is a generic word here"
+    assert wrong == [], "name the logger 'headrace.<what>': __name__ is a generic word here"
