@@ -1,6 +1,6 @@
 """One model's configuration, whichever file it came from.
 
-Reading the files is `schemas.model_files`' work; this module only says what a valid configuration is.
+Reading the files is `schemas.repository`'s work; this module only says what a valid configuration is.
 """
 
 from __future__ import annotations
