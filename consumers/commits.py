@@ -93,8 +93,9 @@ class Commits:
             return
         self.trouble = ""
         now = now_ms()
-        for tp, measured in held.items():
-            if assignment.partitions.get(tp) is not measured:
+        for tp, before in held.items():
+            measured = assignment.partitions.get(tp)
+            if measured is None or measured is not before:
                 continue
             committed = measured.ledger.committed
             lag = max(0, ends[tp] - committed) if committed is not None else 0

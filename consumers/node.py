@@ -156,7 +156,7 @@ class Node:
                     batches=counts.batches,
                     rows=counts.rows,
                     max_batch_size=route.config.max_batch_size,
-                    queued_rows=0 if status is None else status.queued_rows,
+                    queued_rows=0 if status is None else status.waiting_rows,
                     memory_bytes=0 if status is None else status.memory_bytes,
                 )
             )
