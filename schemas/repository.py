@@ -187,7 +187,8 @@ def _topic_clashes(models: Sequence[ModelFolder], namespace: str) -> Iterator[Co
             ("retries", retry_topic(model.config, namespace)),
         ):
             known = read.setdefault(topic.replace(".", "_"), (model, use, topic))
-            if known[0] is not model:
+            # Where two share their requests, they share their retries as well: said once.
+            if known[0] is not model and not known[1] == use == "retries":
                 yield _clash(known, (model, use, topic))
     for model in models:
         for use, topic in (

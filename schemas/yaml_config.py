@@ -19,6 +19,8 @@ BATCH_SIZE: Final = 32
 """``max_batch_size`` of an ONNX model that takes batches, when ``headrace.yaml`` says nothing. Triton's 4 (kept for
 ``config.pbtxt``) wastes a device, and an execution with few rows costs no more for a larger limit."""
 
+_DEPTH: Final = 32
+
 if TYPE_CHECKING:
     from yaml import SafeLoader as _SafeLoader
 else:
@@ -81,7 +83,7 @@ def _load(path: Path) -> dict[str, object]:
         where = f"{path}:{at.line + 1}:{at.column + 1}" if at else str(path)
         raise ConfigError(f"{where}: {error.problem}; correct the YAML there") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: {error}; correct the YAML") from None
+        raise ConfigError(f"{path}: {' '.join(str(error).split())}; correct the YAML") from None
     if values is None:
         return {}  # an empty file: everything is found from the model's files
     if not isinstance(values, dict):
@@ -106,15 +108,17 @@ def _refuse_unavailable(path: Path, values: dict[str, object]) -> None:
         )
 
 
-def _check_json(path: Path, value: object, field: str) -> None:
-    """Refuses what YAML can say and JSON cannot: keys that are no text, dates, sets, binary."""
+def _check_json(path: Path, value: object, field: str, depth: int = 0) -> None:
+    """Refuses what YAML can say and JSON cannot: keys that are no text, dates, sets, binary, circles."""
+    if depth > _DEPTH:
+        raise refusal(path, field.partition(".")[0], f"is nested more than {_DEPTH} deep; make it flatter")
     if isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str):
                 raise refusal(path, field, f"key {key!r} is not text; put it in quotes")
-            _check_json(path, inner, f"{field}.{key}".removeprefix("."))
+            _check_json(path, inner, f"{field}.{key}".removeprefix("."), depth + 1)
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            _check_json(path, inner, f"{field}[{index}]")
+            _check_json(path, inner, f"{field}[{index}]", depth + 1)
     elif not isinstance(value, str | int | float | bool | None):
         raise refusal(path, field, f"{value!r:.60} is a {type(value).__name__}; put it in quotes to make it text")
