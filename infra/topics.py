@@ -117,8 +117,17 @@ async def committed(
     bootstrap: str, group: str, *, kafka: Mapping[str, object] | None = None, timeout_s: float = 30.0
 ) -> dict[tuple[str, int], int]:
     """``(topic, partition)`` -> next offset the group will read. Partitions without a commit are left out."""
-    async with _admin(bootstrap, kafka, Deadline(timeout_s)) as admin:
-        found = await admin.list_consumer_group_offsets(group)
+    deadline = Deadline(timeout_s)
+    async with _admin(bootstrap, kafka, deadline) as admin:
+        while True:
+            try:
+                found = await admin.list_consumer_group_offsets(group)
+                break
+            except KafkaError as error:
+                # A cluster makes the topic of the offsets when first asked, and says "not available" meanwhile.
+                if not error.retriable or deadline.remaining_s < _PAUSE_S:
+                    raise
+            await asyncio.sleep(_PAUSE_S)
     return {(one.topic, one.partition): at.offset for one, at in found.items() if at.offset >= 0}
 
 
