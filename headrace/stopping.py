@@ -1,0 +1,41 @@
+"""Signals as a request to stop: the first asks, the second ends the process at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+__all__ = ["stop_on_signals"]
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+log = logging.getLogger("headrace.process")
+
+
+@contextmanager
+def stop_on_signals(stop: asyncio.Event) -> Iterator[None]:
+    """For the time of the block SIGTERM and SIGINT set ``stop``; a second one ends in 143 or 130 with no clean-up."""
+    loop = asyncio.get_running_loop()
+
+    def received(number: signal.Signals) -> None:
+        if stop.is_set():
+            print(
+                f"{number.name} again: ending at once; what was unfinished is read again", file=sys.stderr, flush=True
+            )
+            os._exit(128 + number)
+        log.info("%s: finishing what is under way; a second signal ends at once", number.name)
+        stop.set()
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, received, number)
+    try:
+        yield
+    finally:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
