@@ -1,7 +1,8 @@
 """Classifies files by content with magika's ONNX model: features of a whole batch, then the network.
 
-The parameter ``rows_per_call`` bounds the rows of one ONNX Runtime call; 0 runs the whole batch in one. Answers what ``magika.Magika().identify_bytes`` does in its default mode, without importing magika. The model, its
-sizes, thresholds and labels come from the installed package's model folder.
+Answers what ``magika.Magika().identify_bytes`` does in its default mode, without importing magika. The model, its
+sizes, thresholds and labels come from the installed package's model folder. The parameter ``rows_per_call`` bounds
+the rows of one ONNX Runtime call; 0 runs the whole batch in one.
 """
 
 from __future__ import annotations
