@@ -138,8 +138,8 @@ def _table_field(metadata: bytes, table: int, number: int) -> int:
 
 def _column(pa: Any, column: Any, tensor: TensorPlan) -> Array:
     """The column as ``[rows, ...]``; the shape beyond the rows is only found here, not checked."""
-    chunks = column.combine_chunks()
-    array = chunks if isinstance(chunks, pa.Array) else pa.concat_arrays(chunks.chunks)
+    chunks = column.chunks or [pa.array([], column.type)]
+    array = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
     shape = [len(array)]
     if isinstance(array.type, pa.FixedShapeTensorType):
         if array.type.permutation not in (None, list(range(len(array.type.shape)))):

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from schemas.codecs.binary import array_from_bytes, bytes_array, bytes_from_array
 from schemas.codecs.json_data import array_from_json, infer_shape, json_text, read_json
-from schemas.codecs.outputs import bytes_elements
+from schemas.codecs.outputs import as_array, bytes_elements
 from schemas.codecs.plan import TensorPlan, tensor_plan
 from schemas.errors import DecodeError, ModelError, ValidationError
 from schemas.model import Datatype, TensorSpec
@@ -47,7 +47,7 @@ def encode_request(
     entries = []
     tail = []
     for name, given in inputs.items():
-        array, datatype = _to_send(name, np.asarray(given), (datatypes or {}).get(name))
+        array, datatype = _to_send(name, as_array(given), (datatypes or {}).get(name))
         raw = bytes_from_array(array)
         entries.append(
             {

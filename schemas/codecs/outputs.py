@@ -11,15 +11,24 @@ from collections.abc import Mapping
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 
 from schemas.codecs.plan import Plan, TensorPlan
 from schemas.errors import ModelError
 from schemas.tensors import Array, Tensors
 
-__all__ = ["bytes_elements", "declared_outputs", "stacked_outputs"]
+__all__ = ["as_array", "bytes_elements", "declared_outputs", "stacked_outputs"]
 
 
-def stacked_outputs(plan: Plan, outputs: Mapping[str, object], rows: int | None) -> Tensors:
+def as_array(given: npt.ArrayLike) -> Array:
+    """An array of anything array-like. Lists of text never pass through numpy's S and U, which drop trailing zeros."""
+    array = np.asarray(given)
+    if array is not given and array.dtype.kind in "SU":
+        return np.asarray(given, np.object_)
+    return array
+
+
+def stacked_outputs(plan: Plan, outputs: Mapping[str, npt.ArrayLike], rows: int | None) -> Tensors:
     """Every declared output, in the order of the configuration, with its rows checked: no row may reach another caller.
 
     Args:
@@ -32,7 +41,7 @@ def stacked_outputs(plan: Plan, outputs: Mapping[str, object], rows: int | None)
     for name, tensor in plan.outputs.items():
         if name not in outputs:
             raise ModelError(f"{tensor.label}: the model returned no such output, only {', '.join(map(repr, outputs))}")
-        array = np.asarray(outputs[name])
+        array = as_array(outputs[name])
         if rows is not None and (not array.ndim or array.shape[0] != rows):
             raise ModelError(f"{tensor.label}: expected {rows} rows, the model returned shape {list(array.shape)}")
         found[name] = array
