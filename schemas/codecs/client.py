@@ -100,7 +100,7 @@ def decode_response(value: bytes, headers: Headers) -> tuple[Tensors, dict[str, 
     if length is not None:
         if not (length.isascii() and length.isdigit() and len(length) <= 18 and 0 < int(length) <= len(value)):
             raise DecodeError(f"header {JSON_LENGTH}: expected 1 to {len(value)}, got {length[:40]!r}")
-        return _read_v2(read_json(memoryview(value)[: int(length)]), value, int(length))
+        return _read_v2(read_json(value[: int(length)]), value, int(length))
     if content_type == "application/octet-stream":
         return {"": bytes_array([value])}, {}
     if content_type and "json" not in content_type:

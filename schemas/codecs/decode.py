@@ -70,7 +70,7 @@ def decode_many(
         json_lengths: bytes of JSON of each value, for `Form.V2_BINARY`; None where no record has any.
     """
     plan = plan_of(config)
-    groups = decode_fast(form, values, plan, limits)
+    groups = decode_fast(form, values, json_lengths, plan, limits)
     if groups is not None:
         return Decoded(groups)
     return decode_each(form, values, json_lengths, config, limits)
@@ -116,7 +116,7 @@ def _json(plan: Plan, value: bytes, json_length: int | None, limits: Limits) -> 
 def _v2_binary(plan: Plan, value: bytes, json_length: int | None, limits: Limits) -> Parsed:
     if not json_length or not 0 < json_length <= len(value):
         raise DecodeError(f"header {JSON_LENGTH}: expected 1 to {len(value)} (bytes of the value), got {json_length}")
-    return parse_v2(plan, read_json(memoryview(value)[:json_length]), limits, (value, json_length))
+    return parse_v2(plan, read_json(value[:json_length]), limits, (value, json_length))
 
 
 def _raw(plan: Plan, value: bytes, json_length: int | None, limits: Limits) -> Parsed:

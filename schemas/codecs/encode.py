@@ -61,10 +61,7 @@ def encode_many(
         fast = encode_fast(form, answers, rows, declared_outputs(plan, arrays), plan, ids)
     except ModelError:
         fast = None  # Perhaps one row's fault only.
-    if fast is not None:
-        values, headers = fast
-        return Encoded(list(values), [headers] * len(rows))
-    return _each(plan, answers, rows, arrays, ids)
+    return fast or _each(plan, answers, rows, arrays, ids)
 
 
 def encode_each(

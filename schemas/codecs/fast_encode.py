@@ -7,15 +7,14 @@ for every record. None means that something is unusual, and the plain path write
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import repeat
 from typing import Final
 
 import numpy as np
 
-from schemas.codec import Answer, Form
+from schemas.codec import Answer, Encoded, Form
 from schemas.codecs.json_data import json_ready, json_text
 from schemas.codecs.plan import Plan
-from schemas.record import CONTENT_TYPE, Headers
+from schemas.record import CONTENT_TYPE, JSON_LENGTH, Headers
 from schemas.tensors import Array, Tensors, datatype_of
 
 __all__ = ["encode_fast"]
@@ -26,35 +25,46 @@ _RAW: Final[Headers] = ((CONTENT_TYPE, b"application/octet-stream"),)
 
 def encode_fast(
     form: Form, answers: Sequence[Answer], rows: Sequence[int], arrays: Tensors, plan: Plan, ids: Sequence[str]
-) -> tuple[Sequence[bytes], Headers] | None:
-    """The values, and the headers that all of them share; None when the records are not alike, one row each."""
+) -> Encoded | None:
+    """None when the records are not alike, or not one row each."""
     if not plan.batched or not arrays or max(rows, default=0) != 1 or min(rows) != 1:
         return None
     first = answers[0]
-    if first.style == "v2":
-        return _v2(arrays, plan, ids, answers) if form is Form.JSON else None
+    if first.style == "v2" and form is Form.JSON:
+        return _v2(arrays, plan, ids, answers)
     if first.outputs is not None or answers.count(first) != len(answers):
         return None
+    if first.style == "v2" and first.id is None and first.binary == arrays.keys():
+        return _binary(arrays, plan, ids)
     if first.style == "raw":
         return _raw(arrays)
     return _plain(arrays) if first.style == "plain" and first.squeeze else None
 
 
-def _raw(arrays: Tensors) -> tuple[Sequence[bytes], Headers] | None:
+def _alike(values: list[bytes], headers: Headers) -> Encoded:
+    return Encoded([*values], [headers] * len(values))
+
+
+def _raw(arrays: Tensors) -> Encoded | None:
     if len(arrays) != 1:
         return None
     (array,) = arrays.values()
     if array.dtype == np.object_:
-        return (array.reshape(-1).tolist(), _RAW) if array.size == len(array) else None
-    text = array.tobytes()
-    size = len(text) // len(array)
-    if not size:
+        return _alike(array.reshape(-1).tolist(), _RAW) if array.size == len(array) else None
+    rows = _rows_bytes(array)
+    return None if rows is None else _alike(rows, _RAW)
+
+
+def _rows_bytes(array: Array) -> list[bytes] | None:
+    """Each row's little-endian bytes; None for BYTES and for rows of no bytes."""
+    if array.dtype == np.object_ or not array.nbytes:
         return None
     # Opaque items of a row's size: numpy cuts five times as fast as slices in a loop.
-    return np.frombuffer(text, f"V{size}").tolist(), _RAW
+    rows: list[bytes] = np.frombuffer(array.tobytes(), f"V{array.nbytes // len(array)}").tolist()
+    return rows
 
 
-def _plain(arrays: Tensors) -> tuple[Sequence[bytes], Headers] | None:
+def _plain(arrays: Tensors) -> Encoded | None:
     if any(array.ndim != 2 for array in arrays.values()):
         return None
     parts: list[Sequence[bytes]] = []
@@ -65,7 +75,32 @@ def _plain(arrays: Tensors) -> tuple[Sequence[bytes], Headers] | None:
             return None
         parts += [[before + json_text(name) + b":["] * len(array), texts]
         before = b"],"
-    return [b"".join(pieces) for pieces in zip(*parts, repeat(b"]}"))], _JSON
+    return _alike([b"".join(pieces) + b"]}" for pieces in zip(*parts, strict=True)], _JSON)
+
+
+def _model(plan: Plan) -> bytes:
+    return b',"model_name":%b,"model_version":"%d","outputs":[' % (json_text(plan.model), plan.config.version)
+
+
+def _entry(name: str, array: Array) -> dict[str, object]:
+    return {"name": name, "datatype": datatype_of(array.dtype), "shape": [1, *array.shape[1:]]}
+
+
+def _binary(arrays: Tensors, plan: Plan, ids: Sequence[str]) -> Encoded | None:
+    columns: list[list[bytes]] = []
+    entries = []
+    for name, array in arrays.items():
+        rows = _rows_bytes(array)
+        if rows is None:
+            return None
+        columns.append(rows)
+        entries.append({**_entry(name, array), "parameters": {"binary_data_size": len(rows[0])}})
+    rest = _model(plan) + json_text(entries)[1:] + b"}"
+    heads = [b'{"id":%b%b' % (text, rest) for text in map(json_text, ids)]
+    lengths = list(map(len, heads))
+    headers: dict[int, Headers] = {length: (*_RAW, (JSON_LENGTH, b"%d" % length)) for length in set(lengths)}
+    values = [b"".join(pieces) for pieces in zip(heads, *columns, strict=True)]
+    return Encoded([*values], [headers[length] for length in lengths])
 
 
 def _own_ids(answers: Sequence[Answer], ids: Sequence[str]) -> Sequence[str] | None:
@@ -80,30 +115,25 @@ def _own_ids(answers: Sequence[Answer], ids: Sequence[str]) -> Sequence[str] | N
     return [own if answer.id is None else answer.id for answer, own in zip(answers, ids, strict=True)]
 
 
-def _v2(
-    arrays: Tensors, plan: Plan, given: Sequence[str], answers: Sequence[Answer]
-) -> tuple[Sequence[bytes], Headers] | None:
+def _v2(arrays: Tensors, plan: Plan, given: Sequence[str], answers: Sequence[Answer]) -> Encoded | None:
     ids = _own_ids(answers, given)
     if ids is None:
         return None
-    head = b',"model_name":%b,"model_version":"%d","outputs":[' % (json_text(plan.model), plan.config.version)
-    columns: list[Sequence[bytes]] = []
-    middles: list[bytes] = []
+    before = _model(plan)
+    parts: list[Sequence[bytes]] = []
     for name, array in arrays.items():
         texts = _rows_text(array)
         if texts is None:
             return None
-        entry = {"name": name, "datatype": datatype_of(array.dtype), "shape": [1, *array.shape[1:]]}
-        middles.append((b"]}," if columns else head) + json_text(entry)[:-1] + b',"data":[')
-        columns.append(texts)
+        parts += [[before + json_text(_entry(name, array))[:-1] + b',"data":['] * len(array), texts]
+        before = b"]},"
     names = map(json_text, ids)
-    if len(columns) == 1:
-        (middle,) = middles
-        return [b'{"id":%b%b%b]}]}' % (each, middle, text) for each, text in zip(names, columns[0], strict=True)], _JSON
-    parts: list[Sequence[bytes]] = []
-    for middle, column in zip(middles, columns, strict=True):
-        parts += [[middle] * len(column), column]
-    return [b'{"id":%b%b]}]}' % (each, b"".join(pieces)) for each, *pieces in zip(names, *parts, strict=True)], _JSON
+    if len(parts) == 2:
+        (middle, *_), texts = parts
+        values = [b'{"id":%b%b%b]}]}' % (own, middle, text) for own, text in zip(names, texts, strict=True)]
+    else:
+        values = [b'{"id":%b%b]}]}' % (own, b"".join(pieces)) for own, *pieces in zip(names, *parts, strict=True)]
+    return _alike(values, _JSON)
 
 
 def _rows_text(array: Array) -> Sequence[bytes] | None:

@@ -41,7 +41,7 @@ _KINDS: Final[dict[Datatype, tuple[frozenset[type], str]]] = {
 _INTEGER: Final = (frozenset({int}), "an integer")
 
 
-def read_json(text: bytes | memoryview) -> object:
+def read_json(text: bytes) -> object:
     """Strict JSON: no NaN, no trailing commas, valid UTF-8, at most `MAX_DEPTH` deep.
 
     Raises:
@@ -54,6 +54,8 @@ def read_json(text: bytes | memoryview) -> object:
         raise too_deep from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DecodeError(f"value is not JSON: {error}") from None
+    if text.count(b"[") + text.count(b"{") <= MAX_DEPTH:
+        return value  # Too few brackets to be deeper.
     level: list[object] = [value]
     for _ in range(MAX_DEPTH):
         inner: list[object] = []
@@ -87,11 +89,12 @@ def array_from_json(data: object, tensor: TensorPlan, shape: Sequence[int]) -> A
     """
     flat = _flatten(data, tensor, shape)
     kinds, expected = _KINDS.get(tensor.datatype, _INTEGER)
-    if not kinds.issuperset(map(type, flat)):
+    found = set(map(type, flat))
+    if not kinds.issuperset(found):
         position, element = next((i, e) for i, e in enumerate(flat) if type(e) not in kinds)
         raise _misfit(tensor, position, element, expected)
     if tensor.datatype in _FLOATS:
-        array = _floats(flat, tensor)
+        array = _floats([math.nan if e is None else e for e in flat] if type(None) in found else flat, tensor)
     elif tensor.datatype == "BYTES":
         array = _strings(flat, tensor)
     else:
@@ -142,7 +145,7 @@ def _integers(flat: list[object], tensor: TensorPlan) -> Array:
 
 def _floats(flat: list[object], tensor: TensorPlan) -> Array:
     try:
-        wide = np.fromiter((math.nan if e is None else e for e in flat), np.float64, len(flat))
+        wide = np.fromiter(flat, np.float64, len(flat))
     except OverflowError:
         raise ValidationError(f"{tensor.label}: an integer is out of range for {tensor.datatype}") from None
     if tensor.datatype == "FP64":
