@@ -49,9 +49,14 @@ def cut(pieces: Sequence[Piece], sizes: Sequence[int]) -> list[Piece]:
             return [whole]
         cuts = []
         at = 0
+        outputs = whole.outputs
         for size in sizes:
-            cuts.append(whole.slice(at, at + size))
-            at += size
+            stop = at + size
+            if whole.errors or outputs is None:
+                cuts.append(whole.slice(at, stop))
+            else:
+                cuts.append(Piece(size, {name: array[at:stop] for name, array in outputs.items()}))
+            at = stop
         return cuts
     result: list[Piece] = []
     rest = [*reversed(pieces)]

@@ -17,7 +17,7 @@ from gpu_runtime.answers import Piece, cut, failed
 from gpu_runtime.backend import Backend
 from gpu_runtime.batch import Batch, DropCode, Part, why_unwanted
 from gpu_runtime.outputs import check_outputs
-from gpu_runtime.request import Parameters
+from gpu_runtime.request import Parameters, Request
 from schemas.clock import Clock, monotonic
 from schemas.errors import DeviceError, HeadraceError, ModelError, OutOfMemoryError, RowErrors
 from schemas.model import ModelConfig
@@ -71,21 +71,29 @@ class BatchRunner:
         started = self._clock()
         self._compute_s = 0.0
         self._executed_rows = 0
-        verdicts = [_unwanted(part, started) for part in batch.parts]
-        wanted = [part for part, verdict in zip(batch.parts, verdicts, strict=True) if verdict is None]
-        answers = iter(cut(self._answer(wanted), [part.rows for part in wanted]) if wanted else ())
-        pieces = [next(answers) if verdict is None else verdict for verdict in verdicts]
+        verdicts = [_unwanted(part.request, started) for part in batch.parts]
+        pieces: list[Piece | DropCode]
+        if any(verdicts):
+            wanted = [part for part, verdict in zip(batch.parts, verdicts, strict=True) if verdict is None]
+            answers = iter(self._answer(wanted))
+            pieces = [next(answers) if verdict is None else verdict for verdict in verdicts]
+        else:
+            pieces = [*self._answer(batch.parts)]
         return BatchResult(pieces, started, self._compute_s, self._executed_rows, self._limit)
 
     def _answer(self, parts: Sequence[Part]) -> list[Piece]:
-        rows = sum(part.rows for part in parts)
+        """One piece a part."""
+        sizes = [part.stop - part.start for part in parts]
+        rows = sum(sizes)
+        if not rows:
+            return []
         try:
-            inputs = _stack(parts)
+            inputs = _Inputs(_stack(parts), _parameters(parts), rows)
         except ValueError as error:
-            return [failed(rows, ModelError(f"rows of one signature do not stack: {error}"))]
+            return cut([failed(rows, ModelError(f"rows of one signature do not stack: {error}"))], sizes)
         except MemoryError:
-            return [failed(rows, OutOfMemoryError(f"no memory to stack a batch of {rows} rows"))]
-        return self._fit(_Inputs(inputs, _parameters(parts), rows))
+            return cut([failed(rows, OutOfMemoryError(f"no memory to stack a batch of {rows} rows"))], sizes)
+        return cut(self._fit(inputs), sizes)
 
     def _fit(self, inputs: _Inputs) -> list[Piece]:
         """In as few executions as memory allows."""
@@ -199,26 +207,24 @@ class _Inputs:
         return {name: array[start:stop] for name, array in self.tensors.items()}, parameters
 
 
-def _unwanted(part: Part, now: float) -> DropCode | None:
-    deadline = part.request.deadline
-    if deadline is not None and deadline <= now:
+def _unwanted(request: Request, now: float) -> DropCode | None:
+    if request.deadline is not None and request.deadline <= now:
         return "expired"
-    verdict = why_unwanted(part.request)
+    verdict = why_unwanted(request)
     # A suspended scope's rows that were already handed out run: whoever suspended it waits for them.
     return None if verdict == "suspended" else verdict
 
 
 def _stack(parts: Sequence[Part]) -> Tensors:
     """``{input: [rows, ...]}``; no copy when the batch is one request or a part of one."""
-    pieces = [
-        part.request.tensors
-        if part.whole
-        else {name: array[part.start : part.stop] for name, array in part.request.tensors.items()}
-        for part in parts
-    ]
+    pieces = [part.request.tensors if part.whole else _rows_of(part) for part in parts]
     if len(pieces) == 1:
         return pieces[0]
     return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+
+
+def _rows_of(part: Part) -> Tensors:
+    return {name: array[part.start : part.stop] for name, array in part.request.tensors.items()}
 
 
 def _parameters(parts: Sequence[Part]) -> list[Parameters] | None:

@@ -218,6 +218,8 @@ class DynamicBatcher:
         Raises:
             RuntimeError: the books do not balance; a fault in this module.
         """
+        if not (self._rows or self._groups or self._parked or self._timed):
+            return
         entries = list(self._entries())
         grouped = [sum(e.rows for lane in g.lanes.values() for e in lane) for g in self._groups.values()]
         books: dict[str, tuple[object, object]] = {
@@ -305,7 +307,8 @@ class DynamicBatcher:
             else:
                 group.rows -= taken
                 self._rows -= taken
-            entry.start += taken
+                entry.rows -= taken
+                entry.start += taken
         self._file(group)
         return Batch(parts, rows)
 
@@ -323,7 +326,7 @@ class DynamicBatcher:
         del lane[entry]
         entry.lane = None
         scope = entry.request.scope
-        if scope is not None and self._parked.get(scope) is lane:
+        if scope is not None and self._parked and self._parked.get(scope) is lane:
             if not lane:
                 del self._parked[scope]
             return

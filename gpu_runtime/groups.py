@@ -16,25 +16,22 @@ class Entry:
 
     Attributes:
         rank: orders requests; see `DynamicBatcher` on ageing.
-        start: rows already handed out.
+        rows, start: rows still to be handed out, and those that have been.
         ticket: its name among those with a deadline; 0 when it has none.
         lane: where it waits; None once it has left.
     """
 
-    __slots__ = ("group", "lane", "level", "rank", "request", "start", "ticket")
+    __slots__ = ("group", "lane", "level", "rank", "request", "rows", "start", "ticket")
 
     def __init__(self, request: Request, *, level: int, rank: float, group: Group) -> None:
         self.request = request
         self.level = level
         self.rank = rank
+        self.rows = request.rows
         self.start = 0
         self.ticket = 0
         self.group = group
         self.lane: Lane | None = None
-
-    @property
-    def rows(self) -> int:
-        return self.request.rows - self.start
 
 
 Lane = OrderedDict[Entry, None]
@@ -61,17 +58,17 @@ class Group:
         self.rank = 0.0
         self.ticket = -1
 
-    def _heads(self) -> Iterator[Entry]:
+    def heads(self) -> Iterator[Entry]:
         return (next(iter(lane)) for lane in self.lanes.values())
 
     def oldest(self) -> float:
         """When the request that has waited longest came in."""
-        return min(head.request.enqueued_at for head in self._heads())
+        return min(head.request.enqueued_at for head in self.heads())
 
     def first(self) -> Entry:
         if len(self.lanes) == 1:
-            return next(self._heads())
-        return min(self._heads(), key=rank_of)
+            return next(iter(next(iter(self.lanes.values()))))
+        return min(self.heads(), key=rank_of)
 
     def in_order(self) -> Iterable[Entry]:
         if len(self.lanes) == 1:

@@ -79,9 +79,9 @@ class Scheduler:
         self._turn_is_due = False
         now = self._clock()
         self._drop_unwanted(now)
-        while (slot := self._executor.try_slot(depth=self._depth())) and (batch := self._batcher.try_next(now)):
+        while (slot := self._try_slot()) and (batch := self._batcher.try_next(now)):
             self._hand_over(slot, batch)
-        self._drop_unwanted(now)
+        self._drop_unwanted(now)  # what forming the batches came across
         self._sleep_until(self._batcher.wake_at(now), now)
         self._notice_idle()
 
@@ -89,9 +89,12 @@ class Scheduler:
         for dropped in self._batcher.expire(now):
             self._drop(dropped, now)
 
-    def _depth(self) -> int:
-        ahead = self._batcher.backlog and self._may_prefetch and not self._batcher.has_deadlines
-        return _PREFETCH_DEPTH if ahead else 1
+    def _try_slot(self) -> Slot | None:
+        batcher = self._batcher
+        if not batcher.waiting_rows:
+            return None
+        ahead = batcher.backlog and self._may_prefetch and not batcher.has_deadlines
+        return self._executor.try_slot(depth=_PREFETCH_DEPTH if ahead else 1)
 
     def _hand_over(self, slot: Slot, batch: Batch) -> None:
         for part in batch.parts:
