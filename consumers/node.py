@@ -188,6 +188,7 @@ class Node:
             ConfigError: no model could be served.
             HeadraceError: the runtime is dead, or the broker refuses this node for good.
         """
+        await self.runtime.start()
         async with Background(self._keep_beating()):
             await self._load_models()
             serving = [route for route in self._routes if route.model not in self._load_errors]

@@ -81,37 +81,21 @@ async def main(form: str, bootstrap: str, topic: str, out: str, model: str, coun
     try:
         done = 0
         while done < count:
-            for tp, records in (await consumer.getmany(timeout_ms=500, max_records=2048)).items():
-                await _answer(session, producer, decode, encode, records, out=out, partition=tp.partition)
+            sent: list[Any] = []
+            for tp, records in (await consumer.getmany(timeout_ms=500)).items():
+                for start in range(0, len(records), _ROWS):
+                    part = records[start : start + _ROWS]
+                    (rows,) = session.run(None, {"x": decode([record.value for record in part])})
+                    batch = producer.create_batch()
+                    for record, value in zip(part, encode(rows), strict=True):
+                        batch.append(timestamp=None, key=record.key, value=value)
+                    sent.append(await producer.send_batch(batch, out, partition=tp.partition))
                 done += len(records)
+            await asyncio.gather(*sent)
             await consumer.commit()
     finally:
         await consumer.stop()
         await producer.stop()
-
-
-async def _answer(
-    session: Any,
-    producer: Any,
-    decode: Callable[[Sequence[bytes]], Floats],
-    encode: Callable[[Floats], list[bytes]],
-    records: list[Any],
-    *,
-    out: str,
-    partition: int,
-) -> None:
-    sent = []
-    batch = producer.create_batch()
-    for start in range(0, len(records), _ROWS):
-        part = records[start : start + _ROWS]
-        (rows,) = session.run(None, {"x": decode([record.value for record in part])})
-        for record, value in zip(part, encode(rows), strict=True):
-            if batch.append(timestamp=None, key=record.key, value=value) is None:
-                sent.append(await producer.send_batch(batch, out, partition=partition))
-                batch = producer.create_batch()
-                batch.append(timestamp=None, key=record.key, value=value)
-    sent.append(await producer.send_batch(batch, out, partition=partition))
-    await asyncio.gather(*sent)
 
 
 if __name__ == "__main__":

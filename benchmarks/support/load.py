@@ -71,7 +71,12 @@ class Progress:
 
 
 async def watch(bootstrap: str, topic: str, pid: int, *, count: int, deadline_s: float) -> list[Progress]:
-    """Follows the end offsets of ``topic`` from its first new record until ``count`` are there."""
+    """Follows the end offsets of ``topic`` from its first new record until ``count`` are there.
+
+    Raises:
+        TimeoutError: they were not there in time.
+        ProcessLookupError: the process that should write them has ended.
+    """
     consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap)
     await consumer.start()
     try:
@@ -81,6 +86,8 @@ async def watch(bootstrap: str, topic: str, pid: int, *, count: int, deadline_s:
         started = time.monotonic()
         first = 0.0
         while True:
+            if not _alive(pid):
+                raise ProcessLookupError(f"process {pid} ended before {count} records were in {topic}")
             records = sum((await consumer.end_offsets(partitions)).values()) - begin
             now = time.monotonic()
             if records and not first:
@@ -94,6 +101,12 @@ async def watch(bootstrap: str, topic: str, pid: int, *, count: int, deadline_s:
             await asyncio.sleep(0.05)
     finally:
         await consumer.stop()
+
+
+def _alive(pid: int) -> bool:
+    """False also for one that has ended and was not waited for."""
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 async def _partitions(consumer: Any, topic: str) -> set[int]:
