@@ -81,12 +81,14 @@ def parse_arrow(plan: Plan, value: bytes, limits: Limits) -> Parsed:
         if names.count(name) > 1:
             raise ValidationError(f"{plan.inputs[name].label}: expected one column, got {names.count(name)}")
     check_inputs(plan, names)
-    if not plan.batched and table.num_rows != 1:
-        raise ValidationError(
-            f"model {plan.model!r} has no batch dimension: expected a table of 1 row, got {table.num_rows}"
-        )
+    if table.num_rows != 1 and not (plan.batched and table.num_rows):
+        wanted = "at least 1 row" if plan.batched else "1 row, as the model has no batch dimension"
+        raise ValidationError(f"model {plan.model!r}: expected a table of {wanted}, got {table.num_rows}")
     ordered = [name for name in plan.inputs if name in names]
-    found = {name: _column(pa, table.column(name), plan.inputs[name]) for name in ordered}
+    try:
+        found = {name: _column(pa, table.column(name), plan.inputs[name]) for name in ordered}
+    except (pa.ArrowException, NotImplementedError) as error:
+        raise DecodeError(f"a column of the Arrow stream cannot be read: {str(error)[:200]}") from None
     shapes = {name: array.shape if plan.batched else array.shape[1:] for name, array in found.items()}
     rows = check_shapes(plan, shapes, limits)
     return Parsed(rows, {name: found[name].reshape(shapes[name]) for name in ordered}, ARROW)
@@ -138,8 +140,7 @@ def _table_field(metadata: bytes, table: int, number: int) -> int:
 
 def _column(pa: Any, column: Any, tensor: TensorPlan) -> Array:
     """The column as ``[rows, ...]``; the shape beyond the rows is only found here, not checked."""
-    chunks = column.chunks or [pa.array([], column.type)]
-    array = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
+    array = column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
     shape = [len(array)]
     if isinstance(array.type, pa.FixedShapeTensorType):
         if array.type.permutation not in (None, list(range(len(array.type.shape)))):

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from schemas.codec import Decoded, DecodedGroup, Form, Limits
 from schemas.codecs.arrow import parse_arrow
 from schemas.codecs.checks import Parsed
-from schemas.codecs.fast_decode import decode_fast
+from schemas.codecs.fast_decode import decode_alike, decode_fast
 from schemas.codecs.json_data import read_json
 from schemas.codecs.plain import parse_plain, parse_raw
 from schemas.codecs.plan import Plan, plan_of
@@ -73,7 +73,8 @@ def decode_many(
     groups = decode_fast(form, values, json_lengths, plan, limits)
     if groups is not None:
         return Decoded(groups)
-    return decode_each(form, values, json_lengths, config, limits)
+    alike = decode_alike(values, plan, limits) if form is Form.JSON and len(values) > 1 else {}
+    return _decode(form, values, json_lengths, plan=plan, limits=limits, known=alike)
 
 
 def decode_each(
@@ -84,7 +85,18 @@ def decode_each(
     limits: Limits,
 ) -> Decoded:
     """`decode_many`, record by record."""
-    plan = plan_of(config)
+    return _decode(form, values, json_lengths, plan=plan_of(config), limits=limits, known={})
+
+
+def _decode(
+    form: Form,
+    values: Sequence[bytes],
+    json_lengths: Sequence[int | None] | None,
+    *,
+    plan: Plan,
+    limits: Limits,
+    known: Mapping[int, Parsed],
+) -> Decoded:
     parse = _PARSERS[form]
     decoded = Decoded()
     grouping = _Grouping(plan)
@@ -94,7 +106,7 @@ def decode_each(
                 raise TooLargeError(
                     f"model {plan.model!r}: expected a value of at most {limits.max_bytes} bytes, got {len(value)}"
                 )
-            parsed = parse(plan, value, json_lengths[index] if json_lengths else None, limits)
+            parsed = known.get(index) or parse(plan, value, json_lengths[index] if json_lengths else None, limits)
         except HeadraceError as error:
             decoded.failures[index] = error
         else:

@@ -109,7 +109,9 @@ def test_a_model_without_batch_dimension_takes_one_table_row_and_answers_one() -
     (back,) = encode_many(Form.ARROW, group.answers, group.rows, {"y": group.tensors["x"]}, config, ["i"]).values
     assert pa.ipc.open_stream(back).read_all().to_pydict() == {"y": [[1, 2]]}
     two = stream({"x": pa.array([[1, 2]] * 2, pa.list_(pa.float32(), 2))})
-    assert "expected a table of 1 row, got 2" in str(refusal(config, two, form=Form.ARROW))
+    assert "expected a table of 1 row, as the model has no batch dimension, got 2" in str(
+        refusal(config, two, form=Form.ARROW)
+    )
 
 
 @pytest.mark.parametrize(
@@ -119,7 +121,7 @@ def test_a_model_without_batch_dimension_takes_one_table_row_and_answers_one() -
         ({"x": pa.array([[1.0, 2, 3]], pa.list_(pa.float32()))}, "validation", "expected shape [-1,2], got [1,3]"),
         ({"x": pa.array([[1.0], [1, 2]], pa.list_(pa.float32()))}, "validation", "got lengths from 1 to 2"),
         ({"x": pa.array([None, [1, 2]], pa.list_(pa.float32(), 2))}, "validation", "expected no null lists, got 1"),
-        ({"x": pa.array([], pa.list_(pa.float32(), 2))}, "validation", "expected at least 1 row, got 0"),
+        ({"x": pa.array([], pa.list_(pa.float32(), 2))}, "validation", "expected a table of at least 1 row, got 0"),
         ({"z": pa.array([1.0])}, "validation", "no input 'z'; its inputs are 'x'"),
         ({"x": pa.nulls(3)}, "validation", "got Arrow null"),
         ({"x": pa.nulls(100_000)}, "too_large", "expected at most 65536 rows in a record, got 100000"),
@@ -155,3 +157,21 @@ def test_without_pyarrow_the_refusal_says_what_to_install(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(builtins, "__import__", fake)
     assert "headrace[arrow]" in str(refusal(model(("x", "FP32", (1,))), b"", form=Form.ARROW))
+
+
+def test_a_table_of_no_rows_is_refused_whatever_its_column_is() -> None:
+    permuted = pa.fixed_shape_tensor(pa.float32(), [2, 1], permutation=[1, 0])
+    for kind in (permuted, pa.float32(), pa.list_(pa.float32())):
+        schema = pa.schema({"x": kind})
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, schema):
+            pass
+        error = refusal(model(("x", "FP32", (2, 1))), sink.getvalue().to_pybytes(), form=Form.ARROW)
+        assert "expected a table of at least 1 row, got 0" in str(error)
+
+
+def test_a_permuted_tensor_column_is_refused() -> None:
+    permuted = pa.fixed_shape_tensor(pa.float32(), [2, 1], permutation=[1, 0])
+    storage = pa.array([[1, 2]], pa.list_(pa.float32(), 2))
+    value = stream({"x": pa.ExtensionArray.from_storage(permuted, storage)})
+    assert "without permutation" in str(refusal(model(("x", "FP32", (2, 1))), value, form=Form.ARROW))

@@ -7,7 +7,7 @@ import pytest
 
 from schemas.codec import Answer, Form, Limits
 from schemas.codecs import encode_request
-from schemas.codecs.fast_decode import decode_fast
+from schemas.codecs.fast_decode import decode_alike, decode_fast
 from schemas.codecs.fast_encode import encode_fast
 from schemas.codecs.plain import PLAIN_SQUEEZED, RAW_SQUEEZED
 from schemas.codecs.plan import plan_of
@@ -57,3 +57,11 @@ def test_values_are_never_joined_before_each_has_been_parsed_on_its_own() -> Non
     whole = VALUES[Form.JSON]
     halves = [whole[:20], whole[20:]]
     assert decode_fast(Form.JSON, halves, None, plan_of(CONFIG), Limits()) is None
+
+
+def test_in_a_mixed_run_those_alike_are_still_read_together() -> None:
+    values = [VALUES[Form.JSON], b"{", b'{"x":[1,1]}', VALUES[Form.JSON]]
+    alike = decode_alike(values, plan_of(CONFIG), Limits())
+    assert list(alike) == [0, 3]
+    assert alike[0].tensors["x"].base is not None
+    assert decode_alike([b"{"], plan_of(CONFIG), Limits()) == {}
