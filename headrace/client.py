@@ -109,8 +109,7 @@ class Client:
     ) -> None:
         options = kafka if isinstance(kafka, KafkaOptions) else parse_kafka(kafka or {}, {})
         self.namespace = check_name("namespace", namespace)
-        self.broker = Broker(bootstrap, options)
-        self._connect_s = connect_s
+        self.broker = Broker(bootstrap, options, connect_s=connect_s)
         self._directory = Directory(self.broker, namespace)
         self._opened = contextlib.AsyncExitStack()
         self._producer: Any = None
@@ -122,7 +121,7 @@ class Client:
         Raises:
             Unavailable: no broker answers within ``connect_s``.
         """
-        self._producer = await self._opened.enter_async_context(producer_client(self.broker, timeout_s=self._connect_s))
+        self._producer = await self._opened.enter_async_context(producer_client(self.broker))
         return self
 
     async def __aexit__(
@@ -242,9 +241,7 @@ class Client:
     async def _open_replies(self) -> ReplyChannel:
         async with self._opening:
             if self._replies is None:
-                self._replies = await self._opened.enter_async_context(
-                    open_replies(self.broker, self.namespace, timeout_s=self._connect_s)
-                )
+                self._replies = await self._opened.enter_async_context(open_replies(self.broker, self.namespace))
             return self._replies
 
     async def _send(

@@ -9,18 +9,22 @@ import asyncio
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
 from aiokafka.errors import KafkaError
 from pydantic import ValidationError
 
-from headrace.kafka_clients import CONNECT_S, Broker, all_partitions, consumer_client
+from headrace.kafka_clients import Broker, all_partitions, consumer_client
 from schemas.errors import Unavailable, UnknownModelError
 from schemas.model import ModelConfig
 from schemas.record import Topics, check_name
 from schemas.registry import ModelEntry, NodeEntry, decode_entry
 
 __all__ = ["Directory", "Registry", "config_of", "read_registry"]
+
+
+_READ_S: Final = 30.0
 
 
 @dataclass(slots=True)
@@ -32,16 +36,17 @@ class Registry:
     topics: frozenset[str] = frozenset()
 
 
-async def read_registry(broker: Broker, namespace: str, *, timeout_s: float = CONNECT_S) -> Registry:
+async def read_registry(broker: Broker, namespace: str, *, timeout_s: float | None = None) -> Registry:
     """The registry as it stands now; empty where no node has ever run.
 
     Raises:
-        Unavailable: the broker does not answer in time.
+        Unavailable: the broker does not answer within ``timeout_s`` (None: its ``connect_s``), or the registry
+            cannot be read.
     """
     topic = Topics(namespace).registry
     entries: dict[bytes, bytes] = {}
     try:
-        async with asyncio.timeout(timeout_s), consumer_client(broker, timeout_s=timeout_s) as consumer:
+        async with consumer_client(broker, timeout_s=timeout_s) as consumer, asyncio.timeout(_READ_S):
             names = frozenset(await consumer.topics())
             partitions = await all_partitions(consumer, topic)
             if partitions:
@@ -54,7 +59,7 @@ async def read_registry(broker: Broker, namespace: str, *, timeout_s: float = CO
                         for record in records:
                             _fold(entries, record.key, record.value)
     except TimeoutError:
-        raise Unavailable(f"topic {topic} on {broker.bootstrap} could not be read within {timeout_s:g} s") from None
+        raise Unavailable(f"topic {topic} on {broker.bootstrap} could not be read within {_READ_S:g} s") from None
     except KafkaError as error:
         raise Unavailable(f"topic {topic} on {broker.bootstrap} could not be read: {error}") from None
     return _decoded(entries.values(), names)
@@ -97,7 +102,7 @@ class Directory:
         self._known: dict[str, ModelEntry] = {}
         self._reading = asyncio.Lock()
 
-    async def find(self, model: str, *, timeout_s: float = CONNECT_S) -> ModelEntry:
+    async def find(self, model: str, *, timeout_s: float | None = None) -> ModelEntry:
         """The model's entry. A model that no node announces but whose topic exists gets an entry by the naming rule.
 
         Raises:
@@ -116,7 +121,7 @@ class Directory:
                 self._known[model] = entry
         return self._known[model]
 
-    async def _look_up(self, model: str, timeout_s: float) -> ModelEntry:
+    async def _look_up(self, model: str, timeout_s: float | None) -> ModelEntry:
         names = self._names
         registry = await read_registry(self._broker, names.namespace, timeout_s=timeout_s)
         if model in registry.models:

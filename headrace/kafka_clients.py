@@ -29,7 +29,6 @@ __all__ = [
 ]
 
 CONNECT_S: Final = 10.0
-"""How long a command tries to reach the broker before it says that nobody answers."""
 
 _CLOSE_S: Final = 5.0
 _DEFAULT_MAX_REQUEST_BYTES: Final = 1_048_576
@@ -39,12 +38,15 @@ T = TypeVar("T")
 
 
 class Broker:
-    """Where the brokers are and how to talk to them."""
+    """Where the brokers are, how to talk to them, and how long to try before saying that nobody answers."""
 
-    __slots__ = ("bootstrap", "kafka")
+    __slots__ = ("bootstrap", "connect_s", "kafka")
 
-    def __init__(self, bootstrap: str, kafka: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self, bootstrap: str, kafka: Mapping[str, object] | None = None, *, connect_s: float | None = None
+    ) -> None:
         self.bootstrap = bootstrap
+        self.connect_s = CONNECT_S if connect_s is None else connect_s
         self.kafka: Mapping[str, object] = kafka if kafka is not None else {}
 
     @property
@@ -61,25 +63,26 @@ def _accepted(client: type, kafka: Mapping[str, object]) -> dict[str, Any]:
     return {name: value for name, value in kafka.items() if name in known}
 
 
-async def _start(broker: Broker, client: _Client, timeout_s: float) -> None:
+async def _start(broker: Broker, client: _Client, timeout_s: float | None) -> None:
     """
     Raises:
         Unavailable: nobody answered in time, or the broker refused (wrong password, no TLS).
     """
     last: Exception | None = None
+    allowed_s = broker.connect_s if timeout_s is None else timeout_s
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(allowed_s):
             while True:
                 try:
                     await client.start()
                     return
                 except (KafkaError, OSError) as error:
                     last = error
-                await asyncio.sleep(min(0.2, timeout_s / 10))
+                await asyncio.sleep(min(0.2, allowed_s / 10))
     except TimeoutError:
         cause = f" ({last})" if last is not None else ""
         raise Unavailable(
-            f"no Kafka broker answers at {broker.bootstrap} within {timeout_s:g} s{cause}; "
+            f"no Kafka broker answers at {broker.bootstrap} within {allowed_s:g} s{cause}; "
             "start one (`headrace up`, `headrace broker`) or name another with --bootstrap"
         ) from None
 
@@ -91,7 +94,7 @@ async def _close(closing: Awaitable[object]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def producer_client(broker: Broker, *, timeout_s: float = CONNECT_S, linger_ms: int = 0) -> AsyncIterator[Any]:
+async def producer_client(broker: Broker, *, timeout_s: float | None = None, linger_ms: int = 0) -> AsyncIterator[Any]:
     """An idempotent producer that waits for all replicas in sync."""
     settings = {"max_batch_size": _PRODUCE_BATCH_BYTES, "linger_ms": linger_ms, **broker.kafka}
     producer = AIOKafkaProducer(
@@ -112,7 +115,7 @@ async def consumer_client(
     broker: Broker,
     partitions: Sequence[TopicPartition] = (),
     *,
-    timeout_s: float = CONNECT_S,
+    timeout_s: float | None = None,
     group: str | None = None,
 ) -> AsyncIterator[Any]:
     """A consumer outside any group's balancing, with ``partitions`` assigned by hand; ``group`` only names offsets."""
@@ -132,7 +135,7 @@ async def consumer_client(
 
 
 @contextlib.asynccontextmanager
-async def admin_client(broker: Broker, *, timeout_s: float = CONNECT_S) -> AsyncIterator[Any]:
+async def admin_client(broker: Broker, *, timeout_s: float | None = None) -> AsyncIterator[Any]:
     admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap, **_accepted(AIOKafkaAdminClient, broker.kafka))
     try:
         await _start(broker, admin, timeout_s)

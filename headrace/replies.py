@@ -16,7 +16,7 @@ from aiokafka import TopicPartition
 from aiokafka.admin import NewTopic
 from aiokafka.errors import KafkaError, for_code
 
-from headrace.kafka_clients import CONNECT_S, Broker, admin_client, consumer_client
+from headrace.kafka_clients import Broker, admin_client, consumer_client
 from headrace.records import Result
 from schemas.errors import Unavailable
 
@@ -24,6 +24,7 @@ __all__ = ["ReplyChannel", "open_replies"]
 
 _RETENTION_MS: Final = 3_600_000
 """A caller that is killed leaves its topic behind; its answers then go after an hour."""
+_CREATE_S: Final = 10.0
 _DELETE_S: Final = 5.0
 
 log = logging.getLogger("headrace.client")
@@ -97,7 +98,7 @@ async def _read(channel: ReplyChannel, consumer: Any) -> None:
 
 
 @asynccontextmanager
-async def open_replies(broker: Broker, namespace: str, *, timeout_s: float = CONNECT_S) -> AsyncIterator[ReplyChannel]:
+async def open_replies(broker: Broker, namespace: str) -> AsyncIterator[ReplyChannel]:
     """A channel whose topic exists and whose reader stands at its beginning, so that no answer can be missed.
 
     Raises:
@@ -105,9 +106,9 @@ async def open_replies(broker: Broker, namespace: str, *, timeout_s: float = CON
     """
     channel = ReplyChannel(f"{namespace}.replies.{uuid.uuid4().hex}")
     partition = TopicPartition(channel.topic, 0)
-    await _create(broker, channel.topic, timeout_s)
+    await _create(broker, channel.topic)
     try:
-        async with consumer_client(broker, [partition], timeout_s=timeout_s) as consumer:
+        async with consumer_client(broker, [partition]) as consumer:
             consumer.seek(partition, 0)
             reader = asyncio.create_task(_read(channel, consumer), name=f"replies {channel.topic}")
             try:
@@ -119,11 +120,11 @@ async def open_replies(broker: Broker, namespace: str, *, timeout_s: float = CON
         await _delete(broker, channel.topic)
 
 
-async def _create(broker: Broker, topic: str, timeout_s: float) -> None:
+async def _create(broker: Broker, topic: str) -> None:
     # The empty assignment lets -1, the broker's default replication, through the client to the broker.
     new = NewTopic(topic, 1, -1, replica_assignments={}, topic_configs={"retention.ms": str(_RETENTION_MS)})
     try:
-        async with asyncio.timeout(timeout_s), admin_client(broker, timeout_s=timeout_s) as admin:
+        async with admin_client(broker) as admin, asyncio.timeout(_CREATE_S):
             ((_, code, message),) = (await admin.create_topics([new])).topic_errors
             if code != 0:
                 why = message or for_code(code).__name__
@@ -134,7 +135,7 @@ async def _create(broker: Broker, topic: str, timeout_s: float) -> None:
             while topic not in await admin.list_topics():  # noqa: ASYNC110 - another machine's state: ask again
                 await asyncio.sleep(0.01)
     except TimeoutError:
-        raise Unavailable(f"reply topic {topic} was not made within {timeout_s:g} s") from None
+        raise Unavailable(f"reply topic {topic} was not made within {_CREATE_S:g} s") from None
     except KafkaError as error:
         raise Unavailable(f"reply topic {topic} cannot be made: {type(error).__name__}: {error}") from None
 

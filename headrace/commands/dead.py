@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.commands.options import Bootstrap, Config, Model, Namespace, client_settings, run
+from headrace.commands.screen import table_console
 
 if TYPE_CHECKING:
     from headrace.dead_letters import Choice
@@ -200,7 +201,6 @@ def _print_json(letters: list[Result]) -> None:
 
 
 def _print_table(model: str, letters: list[Result], *, more: bool) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from schemas.record import now_ms
@@ -214,7 +214,7 @@ def _print_table(model: str, letters: list[Result], *, more: bool) -> None:
         code, attempts, message = _why(letter)
         place = str(letter.partition), str(letter.offset)
         table.add_row(*place, letter.id or "", code, attempts, age((now - letter.timestamp_ms) / 1000), message)
-    Console(markup=False).print(table)
+    table_console().print(table)
     if more:
         typer.echo("... and more; --max shows them", err=True)
 

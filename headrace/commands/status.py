@@ -8,6 +8,7 @@ import typer
 
 from headrace.commands.dead import age
 from headrace.commands.options import Bootstrap, Config, Namespace, client_settings, run
+from headrace.commands.screen import table_console
 
 if TYPE_CHECKING:
     from headrace.overview import Overview
@@ -43,7 +44,6 @@ def status(
 
 
 def _print(overview: Overview) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     models = Table(
@@ -79,7 +79,7 @@ def _print(overview: Overview) -> None:
             str(node.queued_rows),
             ", ".join(node.models),
         )
-    console = Console(markup=False, highlight=False)
+    console = table_console()
     console.print(models)
     console.print()
     console.print(nodes)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.commands.screen import table_console
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -24,13 +26,11 @@ def validate(
 
     Example: headrace validate ./models
     """
-    from rich.console import Console
-
     from schemas.repository import scan
 
     repository = scan(directory)
     if repository.models:
-        Console(markup=False).print(models_table(repository.models))
+        table_console().print(models_table(repository.models))
     for model in repository.models:
         for warning in model.warnings:
             typer.echo(f"warning: {model.name}: {warning}", err=True)
