@@ -27,7 +27,6 @@ can take one (pull), drops what `expire` returns, and sleeps until `wake_at`.
 
 from __future__ import annotations
 
-import heapq
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from itertools import islice
@@ -35,6 +34,7 @@ from typing import Final
 
 from gpu_runtime.batch import Batch, DropCode, Dropped, Part, why_unwanted
 from gpu_runtime.groups import Entry, Group, Lane, Sizes
+from gpu_runtime.heaps import Deadlines, GroupHeap
 from gpu_runtime.request import Request, Scope, ScopeState
 from schemas.clock import Clock, monotonic
 from schemas.model import ModelConfig
@@ -43,12 +43,6 @@ __all__ = ["AGEING_S", "DynamicBatcher"]
 
 AGEING_S: Final = 1.0
 """Seconds of waiting that make up for one priority level."""
-
-_SLACK: Final = 64
-"""Stale heap items beyond one for each live one that are kept before the heap is rebuilt."""
-
-_Filed = list[tuple[float, int, Group]]
-"""A heap of (key, ticket, group); an item whose ticket is not its group's any more is stale."""
 
 
 class DynamicBatcher:
@@ -75,12 +69,10 @@ class DynamicBatcher:
         self._parked: dict[Scope, Lane] = {}
         self._rows = 0
         self._backlog = False
-        self._ready: _Filed = []
-        self._timers: _Filed = []
+        self._ready = GroupHeap()
+        self._timers = GroupHeap()
         self._ticket = 0
-        # The heap names entries by ticket so that a long deadline does not keep a finished request in memory.
-        self._deadlines: list[tuple[float, int]] = []
-        self._timed: dict[int, Entry] = {}
+        self._deadlines = Deadlines()
         self._dropped: list[Dropped] = []
         self._stale = False
 
@@ -104,7 +96,7 @@ class DynamicBatcher:
     @property
     def has_deadlines(self) -> bool:
         """Whether any waiting request has one."""
-        return bool(self._timed)
+        return bool(self._deadlines)
 
     @property
     def backlog(self) -> bool:
@@ -136,8 +128,7 @@ class DynamicBatcher:
         self._rows += request.rows
         if request.deadline is not None:
             entry.ticket = self._next_ticket()
-            self._timed[entry.ticket] = entry
-            heapq.heappush(self._deadlines, (request.deadline, entry.ticket))
+            self._deadlines.add(request.deadline, entry)
         if request.scope is not None and request.scope.state is not ScopeState.ACTIVE:
             self._park(entry, request.scope)
         else:
@@ -149,10 +140,8 @@ class DynamicBatcher:
         if self._stale:
             self._sweep()
         self._ring(now)
-        while self._ready:
-            rank, ticket, group = heapq.heappop(self._ready)
-            if ticket != group.ticket:
-                continue
+        while ready := self._ready.try_pop():
+            rank, group = ready
             first = group.first()
             if first.rank > rank:  # the one it was filed by has left
                 self._file(group)
@@ -175,23 +164,15 @@ class DynamicBatcher:
         """Takes out, and returns, what is not to run: deadline passed, cancelled, scope closed."""
         if self._stale:
             self._sweep()
-        while self._deadlines and self._deadlines[0][0] <= now:
-            entry = self._timed.get(heapq.heappop(self._deadlines)[1])
-            if entry is not None:
-                self._drop(entry, "expired")
-        if len(self._deadlines) > 2 * len(self._timed) + _SLACK:
-            self._deadlines = [item for item in self._deadlines if item[1] in self._timed]
-            heapq.heapify(self._deadlines)
+        while entry := self._deadlines.first_due(now):
+            self._drop(entry, "expired")
         dropped, self._dropped = self._dropped, []
         return dropped
 
     def wake_at(self, now: float) -> float | None:
         """The next moment, not before ``now``, when time alone may change something; None when only an event can."""
-        while self._timers and self._timers[0][1] != self._timers[0][2].ticket:
-            heapq.heappop(self._timers)
-        while self._deadlines and self._deadlines[0][1] not in self._timed:
-            heapq.heappop(self._deadlines)
-        moments = [heap[0][0] for heap in (self._timers, self._deadlines) if heap]
+        self._ring(now)  # what is due waits for an instance from here on, and not for time
+        moments = [moment for moment in (self._timers.first_key(), self._deadlines.nearest()) if moment is not None]
         return max(now, min(moments)) if moments else None
 
     def look_again(self) -> None:
@@ -218,7 +199,7 @@ class DynamicBatcher:
         Raises:
             RuntimeError: the books do not balance; a fault in this module.
         """
-        if not (self._rows or self._groups or self._parked or self._timed):
+        if not (self._rows or self._groups or self._parked or self._deadlines):
             return
         entries = list(self._entries())
         grouped = [sum(e.rows for lane in g.lanes.values() for e in lane) for g in self._groups.values()]
@@ -226,7 +207,7 @@ class DynamicBatcher:
             "rows": (self._rows, sum(entry.rows for entry in entries)),
             "rows of groups": ([group.rows for group in self._groups.values()], grouped),
             "empty groups": (0, grouped.count(0)),
-            "deadlines": (len(self._timed), sum(entry.request.deadline is not None for entry in entries)),
+            "deadlines": (len(self._deadlines), sum(entry.request.deadline is not None for entry in entries)),
         }
         wrong = {name: pair for name, pair in books.items() if pair[0] != pair[1]}
         if wrong:
@@ -247,28 +228,21 @@ class DynamicBatcher:
         group.rank = first.rank
         group.ready = not wait and (self._hurry or group.rows >= self._sizes.smallest or first.start > 0)
         if group.ready:
-            self._push(self._ready, group.rank, group)
+            self._ready.push(group.rank, group, live=len(self._groups))
         else:
-            self._push(self._timers, group.oldest() + self._delay_s, group)
+            self._timers.push(group.oldest() + self._delay_s, group, live=len(self._groups))
 
     def _file_all(self) -> None:
         for group in [*self._groups.values()]:
             self._file(group)
 
-    def _push(self, heap: _Filed, key: float, group: Group) -> None:
-        heapq.heappush(heap, (key, group.ticket, group))
-        if len(heap) > 2 * len(self._groups) + _SLACK:
-            heap[:] = [item for item in heap if item[1] == item[2].ticket]
-            heapq.heapify(heap)
-
     def _ring(self, now: float) -> None:
         """Groups whose oldest has waited long enough become ready."""
-        while self._timers and self._timers[0][0] <= now:
-            _, ticket, group = heapq.heappop(self._timers)
-            if ticket == group.ticket:
-                group.ready = True
-                group.rank = group.first().rank
-                self._push(self._ready, group.rank, group)
+        while rung := self._timers.try_pop(up_to=now):
+            group = rung[1]
+            group.ready = True
+            group.rank = group.first().rank
+            self._ready.push(group.rank, group, live=len(self._groups))
 
     # -- keeping the books ----------------------------------------------------------------------------------------
 
@@ -316,8 +290,7 @@ class DynamicBatcher:
         """Out of the queue, wherever it waits. The caller files its group."""
         self._detach(entry)
         self._rows -= entry.rows
-        if entry.ticket:
-            del self._timed[entry.ticket]
+        self._deadlines.discard(entry)
 
     def _detach(self, entry: Entry) -> None:
         lane = entry.lane

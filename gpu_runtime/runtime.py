@@ -17,6 +17,7 @@ from gpu_runtime.backend import BackendFactory, LoadContext
 from gpu_runtime.hooks import NO_HOOKS, RuntimeHooks
 from gpu_runtime.request import Outcome, Parameters, Request, Scope
 from gpu_runtime.scheduling import Scheduler
+from gpu_runtime.signature import measure
 from gpu_runtime.threads import threads_for
 from schemas.clock import Clock, Deadline, monotonic
 from schemas.errors import (
@@ -29,7 +30,7 @@ from schemas.errors import (
     ValidationError,
 )
 from schemas.model import ModelConfig
-from schemas.tensors import Tensors, dtype_of
+from schemas.tensors import Tensors
 
 __all__ = ["CLOSE_GRACE_S", "ModelStatus", "Runtime"]
 
@@ -169,7 +170,8 @@ class Runtime:
                 del self._held[config.name]
             await scheduler.close(Deadline(CLOSE_GRACE_S, self._clock), Unavailable("loading failed"))
             raise
-        held.state = "ready"
+        if held.state == "loading":
+            held.state = "ready"
         self._hooks.instance_threads(config.name, threads)
 
     async def unload(self, model: str, deadline: Deadline | None = None) -> None:
@@ -259,7 +261,7 @@ class Runtime:
             HeadraceError: see `try_submit`, and what failed the rows.
         """
         config = self._find(model).scheduler.config
-        rows, signature = _measure(config, tensors)
+        rows, signature = measure(config, tensors)
         answer: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         request = Request(
             tensors=tensors,
@@ -336,35 +338,4 @@ def _status(held: _Held) -> ModelStatus:
         batches=scheduler.batches,
         rows=scheduler.rows,
         limit=scheduler.limit,
-    )
-
-
-def _measure(config: ModelConfig, tensors: Tensors) -> tuple[int, tuple[tuple[str, tuple[int, ...]], ...]]:
-    """Rows and signature of a direct call, made as the codecs make them, so that both share batches.
-
-    Raises:
-        ValidationError: inputs are missing or unknown, or differ in datatype, dimensions or rows.
-    """
-    specs = {spec.name: spec for spec in config.inputs}
-    wrong = sorted(tensors.keys() - specs) or sorted(n for n, s in specs.items() if not s.optional and n not in tensors)
-    if wrong or not tensors:
-        raise ValidationError(f"model {config.name!r} takes inputs {sorted(specs)}, got {sorted(tensors)}")
-    skip = 1 if config.batched else 0
-    rows: int | None = None if config.batched else 1
-    for name, array in tensors.items():
-        spec = specs[name]
-        shape = array.shape[skip:]
-        fits = len(shape) == len(spec.shape) and all(w in (-1, g) for g, w in zip(shape, spec.shape, strict=True))
-        if array.dtype != dtype_of(spec.datatype) or array.ndim < skip or not fits:
-            wanted = ["rows", *spec.shape] if config.batched else [*spec.shape]
-            raise ValidationError(
-                f"input {name!r} of model {config.name!r} must be {spec.datatype} {wanted}, "
-                f"got {array.dtype} {list(array.shape)}"
-            )
-        if config.batched:
-            if rows is not None and rows != array.shape[0]:
-                raise ValidationError(f"input {name!r} has {array.shape[0]} rows, another has {rows}; make them equal")
-            rows = int(array.shape[0])
-    return rows or 0, tuple(
-        [(spec.name, tensors[spec.name].shape[skip:]) for spec in config.inputs if spec.name in tensors]
     )

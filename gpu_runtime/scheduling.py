@@ -11,16 +11,17 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from gpu_runtime.answers import Assembly, Piece, failed
+from gpu_runtime.answering import AnswerDesk
+from gpu_runtime.answers import Piece, failed
 from gpu_runtime.backend import BackendFactory, LoadContext
-from gpu_runtime.batch import Batch, Dropped, Part
+from gpu_runtime.batch import Batch
 from gpu_runtime.batch_run import BatchResult
 from gpu_runtime.batching import DynamicBatcher
 from gpu_runtime.execution import Executor, Slot
 from gpu_runtime.hooks import RuntimeHooks
-from gpu_runtime.request import Outcome, Request, Scope
+from gpu_runtime.request import Request, Scope
 from schemas.clock import Clock, Deadline
-from schemas.errors import Cancelled, Expired, HeadraceError, Unavailable
+from schemas.errors import HeadraceError, Unavailable
 from schemas.model import ModelConfig
 
 __all__ = ["Scheduler"]
@@ -61,7 +62,7 @@ class Scheduler:
         self._executor = Executor(factory, contexts, events=self, clock=clock)
         # A batch formed ahead cannot be refused, reordered or expired any more.
         self._may_prefetch = not config.priority_levels and config.queue.default_deadline_ms is None
-        self._assemblies: dict[Request, Assembly] = {}
+        self._desk = AnswerDesk(config.name, hooks=hooks)
         self._running_rows = 0
         self._running_by_scope: dict[Scope, int] = {}
         self._backlog = False
@@ -87,7 +88,7 @@ class Scheduler:
 
     def _drop_unwanted(self, now: float) -> None:
         for dropped in self._batcher.expire(now):
-            self._drop(dropped, now)
+            self._desk.drop(dropped, now)
 
     def _try_slot(self) -> Slot | None:
         batcher = self._batcher
@@ -102,8 +103,8 @@ class Scheduler:
             if request.scope is not None:
                 running = self._running_by_scope.get(request.scope, 0)
                 self._running_by_scope[request.scope] = running + part.rows
-            if not part.whole and request not in self._assemblies:
-                self._assemblies[request] = Assembly(request)
+            if not part.whole:
+                self._desk.expect_parts(request)
         self._running_rows += batch.rows
         self._executor.run(slot, batch)
 
@@ -183,9 +184,9 @@ class Scheduler:
                 executed += part.rows
                 failed_rows += len(piece.errors)
                 requests.append(part.request)
-                self._answer(part, piece, result)
+                self._desk.answer(part, piece, result)
             else:
-                self._skipped(part, Dropped(part.request, piece, part.rows), result)
+                self._desk.skip(part, piece, result.started)
         if executed:
             self.batches += 1
             self.rows += executed
@@ -194,7 +195,7 @@ class Scheduler:
 
     def lost(self, batch: Batch, error: HeadraceError) -> None:
         for part in batch.parts:
-            self._answer(part, failed(part.rows, error), None)
+            self._desk.answer(part, failed(part.rows, error), None)
         self._settle(batch)
 
     def freed(self) -> None:
@@ -215,68 +216,6 @@ class Scheduler:
                 else:
                     del self._running_by_scope[scope]
         self._notice_idle()
-
-    # -- answering ------------------------------------------------------------------------------------------------
-
-    def _answer(self, part: Part, piece: Piece, result: BatchResult | None) -> None:
-        request = part.request
-        queue_s = compute_s = 0.0
-        batch_rows = 0
-        if result is not None:
-            queue_s = result.started - request.enqueued_at
-            compute_s, batch_rows = result.compute_s, result.executed_rows
-        if part.whole:
-            self._deliver(request, Outcome(piece.outputs, piece.errors, queue_s, compute_s, batch_rows))
-            return
-        assembly = self._assemblies.get(request)
-        if assembly is None:
-            return  # cut short and answered before
-        assembly.add(part.start, piece, queue_s=queue_s, compute_s=compute_s, batch_rows=batch_rows)
-        if assembly.complete:
-            del self._assemblies[request]
-            self._deliver(request, assembly.outcome())
-
-    def _skipped(self, part: Part, dropped: Dropped, result: BatchResult) -> None:
-        """Handed out, but no longer wanted when its turn came."""
-        if part.whole:
-            self._drop(dropped, result.started)
-            return
-        self._hooks.dropped(self.config.name, part.rows, dropped.code)
-        if dropped.code == "withdrawn":
-            self._assemblies.pop(part.request, None)
-        else:
-            self._answer(part, failed(part.rows, self._why(dropped, result.started)), None)
-
-    def _drop(self, dropped: Dropped, now: float) -> None:
-        self._hooks.dropped(self.config.name, dropped.rows, dropped.code)
-        if dropped.code == "withdrawn":
-            self._assemblies.pop(dropped.request, None)
-        else:
-            self._fail(dropped.request, self._why(dropped, now), now)
-
-    def _fail(self, request: Request, error: HeadraceError, now: float) -> None:
-        """Every row that has no answer yet gets ``error``."""
-        assembly = self._assemblies.pop(request, None)
-        if assembly is not None:
-            self._deliver(request, assembly.outcome(error))
-        else:
-            errors = dict.fromkeys(range(request.rows), error)
-            self._deliver(request, Outcome(None, errors, now - request.enqueued_at))
-
-    def _why(self, dropped: Dropped, now: float) -> HeadraceError:
-        waited = now - dropped.request.enqueued_at
-        if dropped.code == "expired":
-            return Expired(
-                f"the deadline passed after {waited:.3f} s in the queue of model {self.config.name!r}; "
-                "allow more time or add instances"
-            )
-        return Cancelled(f"taken back by its caller after {waited:.3f} s in the queue of model {self.config.name!r}")
-
-    def _deliver(self, request: Request, outcome: Outcome) -> None:
-        try:
-            request.on_done(outcome)
-        except Exception:  # noqa: BLE001 - it must not cost others their answers
-            _log.exception("a callback of model %s raised; its answer is lost", self.config.name)
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -312,7 +251,7 @@ class Scheduler:
         now = self._clock()
         self._drop_unwanted(now)
         for request in self._batcher.take_all():
-            self._fail(request, error, now)
+            self._desk.fail(request, error, now)
         self._sleep_until(None, now)
         self._notice_idle()
 

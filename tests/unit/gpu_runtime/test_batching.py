@@ -159,6 +159,15 @@ def test_with_a_backlog_nothing_waits_for_the_delay(clock: ManualClock) -> None:
     assert batcher.wake_at(clock()) == clock() + 10
 
 
+def test_what_is_due_while_no_instance_is_free_does_not_ask_to_be_woken_again(clock: ManualClock) -> None:
+    batcher = batcher_of(clock, max_queue_delay_ms=10)
+    batcher.try_add(request_of())
+    clock.now = batcher.wake_at(clock()) or 0
+    assert batcher.wake_at(clock()) is None
+    clock.advance(1)
+    assert [batch.rows for batch in pull_all(batcher, clock)] == [1]
+
+
 def test_the_most_urgent_goes_first_and_0_or_too_large_is_the_default_level(clock: ManualClock) -> None:
     batcher = batcher_of(clock, max_batch_size=1, priority_levels=3, default_priority_level=2)
     sent = [request_of(priority=priority) for priority in (3, 0, 99, 2, 1)]
@@ -296,7 +305,7 @@ def test_long_deadlines_do_not_keep_what_has_run(clock: ManualClock) -> None:
         batcher.try_next(clock())
         batcher.expire(clock())
     assert not batcher.has_deadlines
-    assert len(batcher._deadlines) < 200
+    assert len(batcher._deadlines._heap) < 200
 
 
 def test_4096_waiting_requests_do_not_make_a_batch_slow(clock: ManualClock) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -432,6 +433,84 @@ async def test_a_configured_sample_that_fails_stops_the_load_and_a_made_up_one_d
             await it.load("boom", warmup=(sample,))
         await it.load("boom", warmup=())
         assert it.runtime.models["m"].state == "ready"
+
+
+@asynccontextmanager
+async def loading(journal: Journal) -> AsyncIterator[tuple[Runtime, asyncio.Task[None], threading.Event]]:
+    """A runtime whose only model stays in its factory until the event is set."""
+    began, go_on = threading.Event(), threading.Event()
+    good = fake_backend(fake.echo, journal=journal)
+
+    def factory(context: LoadContext) -> Backend:
+        began.set()
+        assert go_on.wait(20)
+        return good(context)
+
+    async with Runtime(backends={"fake": factory}) as runtime:
+        task = asyncio.create_task(runtime.load(config_of(), Path()))
+        await asyncio.to_thread(began.wait, 20)
+        try:
+            yield runtime, task, go_on
+        finally:
+            go_on.set()
+
+
+async def test_a_model_that_is_loading_says_so_and_takes_no_requests() -> None:
+    async with loading(Journal()) as (runtime, task, go_on):
+        assert [status.state for status in runtime.models.values()] == ["loading"]
+        with pytest.raises(Unavailable, match="model 'm' is loading"):
+            runtime.try_submit("m", request_of())
+        go_on.set()
+        await task
+        assert [status.state for status in runtime.models.values()] == ["ready"]
+
+
+async def test_closing_under_a_load_ends_it_and_frees_what_was_loaded() -> None:
+    journal = Journal()
+    async with loading(journal) as (runtime, task, go_on):
+        closing = asyncio.create_task(runtime.close(Deadline(10)))
+        await until(lambda: runtime.models == {})
+        go_on.set()
+        await closing
+        with pytest.raises(Unavailable, match="closed while it was being loaded"):
+            await task
+    assert journal.loads == journal.closes == 1
+
+
+async def test_a_load_that_is_cancelled_leaves_nothing() -> None:
+    journal = Journal()
+    async with loading(journal) as (runtime, task, go_on):
+        task.cancel()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert runtime.models == {}
+    assert journal.loads == journal.closes == 1
+
+
+async def test_a_model_that_never_returns_does_not_keep_the_runtime_from_closing() -> None:
+    async with house() as it:
+        await it.load()
+        it.gate.shut()
+        stuck = asyncio.create_task(it.infer(1))
+        await it.gate.until_entered(1)
+        await it.runtime.close(Deadline(0.05))
+        with pytest.raises(Unavailable, match="stopping"):
+            await stuck
+
+
+async def test_a_busy_instance_lets_the_event_loop_sleep_however_long_rows_have_been_due() -> None:
+    async with house() as it:
+        await it.load(max_batch_size=4, max_queue_delay_ms=1)
+        it.gate.shut()
+        answers = Answers()
+        for rows in (4, 1, 1):
+            it.runtime.try_submit("m", request_of(rows, on_done=answers))
+        await it.gate.until_entered(1)
+        scheduler = it.runtime._held["m"].scheduler
+        await until(lambda: scheduler._timer is None)
+        it.gate.open()
+        await until(lambda: len(answers.outcomes) == 3)
 
 
 async def test_unknown_models_backends_and_wrong_requests_are_refused_by_name() -> None:
