@@ -1,6 +1,8 @@
 """An embedded Kafka-compatible broker (noida-db) as a supervised child, for trying things out and for tests.
 
-It keeps nothing safe: see `DATA_LOSS_WARNING`. Where records matter, use Apache Kafka.
+It keeps nothing safe: see `DATA_LOSS_WARNING`. Where records matter, use Apache Kafka. Two more things differ from it
+(0.2.3): a consumer that was killed keeps its partitions, and blocks every rebalance, until the broker is restarted; and
+a fetch returns all there is, whatever limit the consumer asks for. So tests of crashes and of memory need Apache Kafka.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ __all__ = ["DATA_LOSS_WARNING", "EmbeddedBroker"]
 
 DATA_LOSS_WARNING: Final = (
     "The embedded broker is for trying things out: it holds records in memory, saves them from time to time, "
-    "and LOSES records and committed offsets when it or this machine crashes. Use Apache Kafka for real work."
+    "and LOSES records and committed offsets when it or this machine crashes. A consumer that is killed keeps its "
+    "partitions until the broker is restarted. Use Apache Kafka for real work."
 )
 
 _STOP_S: Final = 5.0

@@ -33,6 +33,7 @@ from schemas.errors import ConfigError, Unavailable
 
 __all__ = ["TopicSpec", "committed", "end_offsets", "ensure_topics", "topic_names"]
 
+_GLANCE_S: Final = 0.01
 _PAUSE_S: Final = 0.2
 
 _REMEDIES: Final[Mapping[type[KafkaError], str]] = {
@@ -76,15 +77,15 @@ async def ensure_topics(
         while True:
             existing = set(await admin.list_topics())
             missing = [spec for spec in specs if spec.name not in existing and spec.name not in created]
-            if missing:
-                created += await _create(admin, missing)
-            elif all(spec.name in existing for spec in specs):
+            fresh = await _create(admin, missing) if missing else []
+            created += fresh
+            if all(spec.name in existing for spec in specs):
                 return tuple(created)
             if deadline.passed:
                 waiting = [spec.name for spec in specs if spec.name not in existing]
                 raise Unavailable(f"topics {waiting} were not there within {timeout_s:g} s; is the cluster healthy?")
-            # A fresh topic takes a moment to reach every broker; a missing controller takes longer.
-            await asyncio.sleep(0.01 if not missing else _PAUSE_S if not created else 0)
+            # A fresh topic takes a moment to reach every broker; one that could not be made yet wants more patience.
+            await asyncio.sleep(_GLANCE_S if len(fresh) == len(missing) else _PAUSE_S)
 
 
 async def topic_names(
