@@ -5,12 +5,28 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar, cast
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TypeVar, cast, overload
 
 __all__ = ["eventually", "eventually_sync"]
 
 T = TypeVar("T")
+
+
+@overload
+async def eventually(
+    condition: Callable[[], Coroutine[object, object, T]],
+    deadline_s: float = ...,
+    *,
+    every_s: float = ...,
+    why: str = ...,
+) -> T: ...
+
+
+@overload
+async def eventually(
+    condition: Callable[[], T | Awaitable[T]], deadline_s: float = ..., *, every_s: float = ..., why: str = ...
+) -> T: ...
 
 
 async def eventually(
