@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -94,7 +95,7 @@ class RecordSpans:
 
 
 class Tracing:
-    """``with Tracing(version=...) as tracing``; leaving it sends what is left, for at most ``flush_s``.
+    """``with Tracing(version=...) as tracing``; leaving it sends what is left, for about ``flush_s`` at most.
 
     ``OTEL_TRACES_EXPORTER`` is ``otlp`` (over HTTP; the default), ``console`` or ``none``. Sampler, endpoint, batch
     sizes, service name and limits follow their variables too; a batch span links to at most
@@ -110,7 +111,9 @@ class Tracing:
     def __init__(
         self, *, version: str, exporter: SpanExporter | None = None, clock: Clock = monotonic, flush_s: float = 5.0
     ) -> None:
-        self._provider = _provider(version, exporter)
+        _require_sdk()
+        self._exporter = exporter or _exporter(os.environ.get("OTEL_TRACES_EXPORTER", "otlp").strip().lower())
+        self._provider = _provider(version, self._exporter)
         self._tracer = self._provider.get_tracer("headrace", version)
         self._clock = clock
         self._flush_s = flush_s
@@ -121,8 +124,13 @@ class Tracing:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._provider.force_flush(int(self._flush_s * 1000))
-        self._provider.shutdown()
+        # The SDK's own timeouts do not hold while an exporter waits for its next try.
+        ending = threading.Thread(target=self._provider.shutdown, name="tracing shutdown", daemon=True)
+        ending.start()
+        ending.join(self._flush_s)
+        if ending.is_alive() and self._exporter is not None:
+            self._exporter.shutdown()
+            ending.join(1.0)
 
     def trace(self, model: str, headers: Sequence[RecordHeaders]) -> RecordSpans:
         attributes = {"messaging.system": "kafka", "messaging.operation.type": "process", "headrace.model": model}
@@ -164,9 +172,12 @@ class Tracing:
         span.end(start_ns + int(compute_s * 1e9))
 
 
-def _provider(version: str, exporter: SpanExporter | None) -> TracerProvider:
+def _require_sdk() -> None:
     if importlib.util.find_spec("opentelemetry.sdk") is None:
         raise ConfigError("tracing is on but its SDK is not installed; run: pip install 'headrace[tracing]'")
+
+
+def _provider(version: str, exporter: SpanExporter | None) -> TracerProvider:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -177,9 +188,8 @@ def _provider(version: str, exporter: SpanExporter | None) -> TracerProvider:
         attributes["service.name"] = "headrace"
     # Not the process's global provider: user code in this process may have one of its own.
     provider = TracerProvider(resource=Resource.create(attributes), shutdown_on_exit=False)
-    chosen = exporter or _exporter(os.environ.get("OTEL_TRACES_EXPORTER", "otlp").strip().lower())
-    if chosen is not None:
-        provider.add_span_processor(BatchSpanProcessor(chosen))
+    if exporter is not None:
+        provider.add_span_processor(BatchSpanProcessor(exporter))
     return provider
 
 

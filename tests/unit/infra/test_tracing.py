@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,6 +12,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from consumers.hooks import Traced
 from gpu_runtime.request import Request
+from infra.child import free_port
 from infra.telemetry.metrics import Metrics
 from infra.telemetry.tracing import RecordSpans, Tracing, read_context
 from schemas.errors import ConfigError
@@ -144,3 +146,12 @@ def test_without_the_sdk_the_message_names_the_extra(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'headrace\[tracing\]'"):
         Tracing(version="1")
+
+
+def test_a_collector_that_is_away_holds_up_the_end_only_for_the_time_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    with Tracing(version="1", flush_s=0.2) as tracing:
+        tracing.trace("m", [()]).finish(0.0, 0.0, 1, {})
+        before = time.monotonic()
+    assert time.monotonic() - before < 2.5
