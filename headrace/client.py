@@ -135,6 +135,11 @@ class Client:
         """Answers that came for nobody: late ones, mostly. They are dropped."""
         return 0 if self._replies is None else self._replies.unknown
 
+    @property
+    def waiting(self) -> int:
+        """Requests whose answers are awaited now."""
+        return 0 if self._replies is None else self._replies.waiting
+
     async def infer(
         self,
         model: str,

@@ -108,11 +108,12 @@ class DeadLetters:
         for partition, end in self.ends.items():
             if self.starts[partition] >= end or choice.partition not in (None, partition.partition):
                 continue
-            self.consumer.assign([partition])
             self.consumer.seek(partition, max(self.starts[partition], choice.offset or 0))
+            self.consumer.resume(partition)
             async for letter in self._until(partition, end):
                 if choice.takes(letter) and (replayed or not self.was_replayed(letter)):
                     yield letter
+            self.consumer.pause(partition)
 
     async def _until(self, partition: TopicPartition, end: int) -> AsyncIterator[Result]:
         expected = await self.consumer.position(partition)
@@ -166,7 +167,10 @@ class DeadLetters:
             headers.append((contract.ID, uuid.uuid4().hex.encode()))
         size = len(letter.value or b"") + len(letter.key or b"")
         try:
-            await producer.send_and_wait(self.entry.requests, letter.value, key=letter.key, headers=headers)
+            if letter.key is None and letter.value is None:
+                await _send_nothing(producer, self.entry.requests, letter.partition, headers)
+            else:
+                await producer.send_and_wait(self.entry.requests, letter.value, key=letter.key, headers=headers)
         except KafkaError as error:
             raise refusal(self.broker, self.entry.requests, size, error) from error
 
@@ -178,11 +182,18 @@ class DeadLetters:
         if not offsets:
             return
         try:
-            self.consumer.assign(list(offsets))
             await self.consumer.commit(offsets)
         except KafkaError as error:
             raise Unavailable(f"what was replayed could not be recorded in group {self.group}: {error}") from error
         touched.clear()
+
+
+async def _send_nothing(producer: Any, topic: str, number: int, headers: list[tuple[str, bytes | None]]) -> None:
+    """A record with neither key nor value, which the client's ``send`` refuses and a batch of one does not."""
+    partitions = sorted(await producer.partitions_for(topic))
+    batch = producer.create_batch()
+    batch.append(key=None, value=None, timestamp=None, headers=headers)
+    await (await producer.send_batch(batch, topic, partition=partitions[number % len(partitions)]))
 
 
 @contextlib.asynccontextmanager
@@ -202,6 +213,10 @@ async def open_dead_letters(broker: Broker, namespace: str, model: str) -> Async
         found = DeadLetters(broker, entry, group, consumer, await consumer.topics())
         partitions = await all_partitions(consumer, entry.dead)
         if partitions:
+            # Once for all: aiokafka's coordinator does not bear a second assignment by hand. Only the partition
+            # that is being read is fetched.
+            consumer.assign(partitions)
+            consumer.pause(*partitions)
             found.starts = await consumer.beginning_offsets(partitions)
             found.ends = dict(sorted((await consumer.end_offsets(partitions)).items()))
         for partition in partitions:

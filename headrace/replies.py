@@ -95,6 +95,8 @@ async def _read(channel: ReplyChannel, consumer: Any) -> None:
         channel.end(
             Unavailable(f"reply topic {channel.topic} cannot be read any more: {type(error).__name__}: {error}")
         )
+    finally:
+        channel.end(Unavailable(f"reply topic {channel.topic} is not read any more: its client is closed"))
 
 
 @asynccontextmanager
