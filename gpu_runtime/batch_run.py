@@ -100,7 +100,6 @@ class BatchRunner:
         pieces: list[Piece] = []
         limit = self._limit
         at = 0
-        row_too_large = False
         while at < inputs.rows:
             size = min(limit, inputs.rows - at)
             try:
@@ -113,10 +112,8 @@ class BatchRunner:
                 # It is this row and not the number of rows: the others get the room they had.
                 pieces.append(failed(1, stop.error))
                 limit = self._limit
-                row_too_large = True
             at += size
-        if not row_too_large:
-            self._limit = limit
+        self._limit = limit
         return pieces
 
     def _try(self, inputs: _Inputs, start: int, stop: int) -> list[Piece]:

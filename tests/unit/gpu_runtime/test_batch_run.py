@@ -147,6 +147,7 @@ def test_E3_one_oversized_row_does_not_shrink_the_batches_of_the_others() -> Non
     pieces = pieces_of(bench.run(*[request_of(values=[value]) for value in sent]))
     assert [piece.errors == {} for piece in pieces] == [value < 100 for value in sent]
     assert [values(piece) for piece in pieces if not piece.errors] == [[value] for value in sent if value < 100]
+    assert bench.journal.executions[-1] == 10, "those after it run together again"
     assert bench.run(request_of(20)).limit == 32
     assert bench.journal.executions[-1] == 20
 
