@@ -329,6 +329,16 @@ def test_long_deadlines_do_not_keep_what_has_run(clock: ManualClock) -> None:
     assert len(batcher._deadlines._heap) < 200
 
 
+def test_scopes_that_change_often_while_no_instance_is_free_pile_nothing_up(clock: ManualClock) -> None:
+    batcher = batcher_of(clock)
+    batcher.try_add(request_of())
+    for _ in range(1000):
+        batcher.look_again()
+        batcher.expire(clock())
+    assert len(batcher._ready._items) < 200
+    assert batcher.try_next(clock()) is not None
+
+
 def test_4096_waiting_requests_do_not_make_a_batch_slow(clock: ManualClock) -> None:
     """Linear cost, by comparing 4096 waiting with 256 waiting: per request it may not grow by more than noise."""
 
