@@ -98,10 +98,13 @@ class Assignment(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka sh
                 if former is not None:
                     suspended[tp] = former
                 self.partitions[tp] = Partition(tp, self._routes[tp.topic], committed)
-        for tp, partition in suspended.items():
+        for partition in suspended.values():
             self._close(partition)
-            if tp not in self.partitions:
-                self._hooks.partition_gone(partition.route.model, tp.partition)
+            if partition.paused:
+                self._hooks.paused(*partition.place, False)
+        kept = {partition.place for partition in self.partitions.values()}
+        for model, number in {partition.place for partition in suspended.values()} - kept:
+            self._hooks.partition_gone(model, number)
         self._scopes_changed()
         self._hooks.rebalance(len(assigned), revoked)
         log.info("assigned %d partitions, %d before", len(assigned), revoked)

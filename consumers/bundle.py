@@ -20,10 +20,10 @@ from consumers.ledger import Chunk
 from consumers.outbox import Outbox
 from consumers.partition import Partition
 from gpu_runtime.request import Outcome, Request, ScopeState
-from schemas.codec import Answer, DecodedGroup, Form
+from schemas.codec import Answer, DecodedGroup, Encoded, Form
 from schemas.codecs import encode_many
 from schemas.errors import Cancelled, Expired, HeadraceError
-from schemas.record import Envelope, ReplyTo, now_ms
+from schemas.record import Envelope, Headers, ReplyTo, now_ms
 from schemas.tensors import Tensors
 
 __all__ = ["Bundle", "Desk", "Failure", "fail_records"]
@@ -285,44 +285,50 @@ class Bundle:
             keep = np.repeat([position not in errors for position in range(len(self.rows))], self.rows)
             outputs = {name: array[keep] for name, array in outputs.items()}
         encoded = encode_many(self.form, answers, rows, outputs, self.partition.route.config, ids)
+        values = encoded.values
+        kept: Sequence[int] = range(len(values))
+        if set(map(type, values)) != {bytes}:
+            for at, value in enumerate(values):
+                if isinstance(value, HeadraceError):
+                    errors[positions[at]] = value
+            kept = [at for at in kept if positions[at] not in errors]
+        envelopes = self.envelopes
+        if envelopes.count(envelopes[0]) == len(envelopes):
+            self._send(envelopes[0].reply_to, kept, positions, encoded)
+            return
         targets: dict[ReplyTo | None, list[int]] = {}
-        for at, position in enumerate(positions):
-            if isinstance(encoded.values[at], HeadraceError):
-                errors[position] = encoded.values[at]  # type: ignore[assignment] # narrowed by isinstance above
-            else:
-                targets.setdefault(self.envelopes[position].reply_to, []).append(at)
+        for at in kept:
+            targets.setdefault(envelopes[positions[at]].reply_to, []).append(at)
         for reply_to, picks in targets.items():
-            self._send(reply_to, picks, positions, encoded.values, encoded.headers)
+            self._send(reply_to, picks, positions, encoded)
 
-    def _send(
-        self,
-        reply_to: ReplyTo | None,
-        picks: list[int],
-        positions: Sequence[int],
-        values: Sequence[bytes | HeadraceError],
-        content: Sequence[tuple[tuple[str, bytes | None], ...]],
-    ) -> None:
+    def _send(self, reply_to: ReplyTo | None, picks: Sequence[int], positions: Sequence[int], encoded: Encoded) -> None:
+        """Sends the answers at ``picks``, which belong to the records at ``positions[pick]``."""
+        if not picks:
+            return
         chosen = [positions[at] for at in picks]
-        traced, envelopes, ids = self.traced, self.envelopes, self.ids
-        headers = [
-            ends.result_headers(
-                envelopes[position],
-                ids[position],
-                content[at],
-                None if traced is None else traced.traceparent(position),
-            )
-            for at, position in zip(picks, chosen, strict=True)
-        ]
+        records, indices = self.records, self.indices
         self.desk.outbox.add_many(
             self.partition.route.results if reply_to is None else reply_to.topic,
             partition=None if reply_to is None else reply_to.partition,
-            keys=[self.records[position].key for position in chosen],
-            values=[values[at] for at in picks],  # type: ignore[misc] # errors were taken out above
-            headers=headers,
-            indices=[self.indices[position] for position in chosen],
+            keys=[records[position].key for position in chosen],
+            values=[encoded.values[at] for at in picks],  # type: ignore[misc] # errors were taken out by the caller
+            headers=self._result_headers(chosen, [encoded.headers[at] for at in picks]),
+            indices=[indices[position] for position in chosen],
             receipt=_Ending(self.desk, self.partition, self.chunk, "result", self._refused),
             to_reply=reply_to is not None,
         )
+
+    def _result_headers(self, chosen: Sequence[int], content: Sequence[Headers]) -> list[ends.HeaderList]:
+        ids, envelopes, traced = self.ids, self.envelopes, self.traced
+        if traced is None:
+            return ends.result_headers(
+                [envelopes[position] for position in chosen], [ids[position] for position in chosen], content
+            )
+        return [
+            ends.traced_result_headers(envelopes[position], ids[position], each, traced.traceparent(position))
+            for position, each in zip(chosen, content, strict=True)
+        ]
 
     def _refused(self, index: int, error: HeadraceError, _: End) -> None:
         """The result cannot be delivered. A caller whose reply topic exists is told; anything else is a letter."""

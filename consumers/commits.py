@@ -80,7 +80,10 @@ class Commits:
             await asyncio.sleep(INTERVAL_S)
 
     async def measure(self, assignment: Assignment) -> None:
-        """Reports lag = end offset - committed next offset, never below 0, and how old the oldest record is."""
+        """Reports lag = end offset - committed next offset, never below 0, and how old the oldest record is.
+
+        A model's partition and the retry partition of the same number are reported as one.
+        """
         held = dict(assignment.partitions)
         if not held:
             return
@@ -93,6 +96,7 @@ class Commits:
             return
         self.trouble = ""
         now = now_ms()
+        found: dict[tuple[str, int], tuple[int, float]] = {}
         for tp, before in held.items():
             measured = assignment.partitions.get(tp)
             if measured is None or measured is not before:
@@ -101,7 +105,11 @@ class Commits:
             lag = max(0, ends[tp] - committed) if committed is not None else 0
             oldest = measured.ledger.oldest_timestamp()
             age_s = 0.0 if oldest is None else max(0.0, (now - oldest) / 1000)
-            self._hooks.lag(measured.route.model, tp.partition, lag, age_s)
+            key = (measured.route.model, tp.partition)
+            other_lag, other_age_s = found.get(key, (0, 0.0))
+            found[key] = (other_lag + lag, max(other_age_s, age_s))
+        for (model, partition), (lag, age_s) in found.items():
+            self._hooks.lag(model, partition, lag, age_s)
 
     async def _settled_position(self, assignment: Assignment, tp: Any, partition: Partition) -> int | None:
         """The ledger's position, beyond which the consumer may stand if nothing is unfinished."""

@@ -6,6 +6,7 @@ Pure functions over one record; who sends them and when is the outbox's and the 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Final
 
 import orjson
@@ -26,6 +27,7 @@ __all__ = [
     "result_headers",
     "retry_delay_ms",
     "retry_headers",
+    "traced_result_headers",
 ]
 
 HeaderList = list[tuple[str, bytes | None]]
@@ -73,12 +75,27 @@ def _traced(headers: Headers, traceparent: bytes) -> list[tuple[str, bytes | Non
     return out
 
 
-def result_headers(envelope: Envelope, id_: str, content: Headers, traceparent: bytes | None) -> HeaderList:
-    """The producer's own headers in their order, then ours."""
-    if traceparent is None:
-        headers = [*envelope.passthrough, (contract.ID, id_.encode()), *content]
-    else:
-        headers = [*_traced(envelope.passthrough, traceparent), (contract.ID, id_.encode()), *content]
+def result_headers(envelopes: Sequence[Envelope], ids: Sequence[str], contents: Sequence[Headers]) -> list[HeaderList]:
+    """For each record the producer's own headers in their order, then ours."""
+    name = contract.ID
+    first = envelopes[0]
+    if first.sequence is None and not first.passthrough and envelopes.count(first) == len(envelopes):
+        return [[(name, id_.encode()), *content] for id_, content in zip(ids, contents, strict=True)]
+    return [
+        _own_headers(envelope, envelope.passthrough, id_, content)
+        for envelope, id_, content in zip(envelopes, ids, contents, strict=True)
+    ]
+
+
+def traced_result_headers(envelope: Envelope, id_: str, content: Headers, traceparent: bytes) -> HeaderList:
+    """As `result_headers` for one record, with this hop's trace context in place of the producer's."""
+    return _own_headers(envelope, _traced(envelope.passthrough, traceparent), id_, content)
+
+
+def _own_headers(
+    envelope: Envelope, passthrough: Sequence[tuple[str, bytes | None]], id_: str, content: Headers
+) -> HeaderList:
+    headers = [*passthrough, (contract.ID, id_.encode()), *content]
     if envelope.sequence is not None:
         headers.append((contract.SEQUENCE, envelope.sequence.encode()))
     return headers
@@ -100,7 +117,8 @@ def error_reply(
         (contract.STAGE, stage.encode()),
         (contract.ATTEMPT, str(attempts).encode()),
     )
-    return value, result_headers(envelope, id_, content, traceparent)
+    passthrough = envelope.passthrough if traceparent is None else _traced(envelope.passthrough, traceparent)
+    return value, _own_headers(envelope, passthrough, id_, content)
 
 
 def _kept(record: Record, envelope: Envelope, id_: str) -> HeaderList:

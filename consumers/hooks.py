@@ -38,7 +38,7 @@ class NodeHooks(Protocol):
     def error(self, model: str, code: str, count: int) -> None: ...
 
     def lag(self, model: str, partition: int, records: int, oldest_age_s: float) -> None:
-        """``records`` = end offset - committed next offset, never below 0."""
+        """``records`` = end offset - committed next offset, never below 0, over request and retry topic together."""
 
     def partition_gone(self, model: str, partition: int) -> None:
         """No longer assigned here: its gauges must vanish."""

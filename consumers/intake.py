@@ -93,7 +93,7 @@ class Intake:
                 envelope = _parse(record.headers)
             except HeadraceError as error:
                 envelope = Envelope(passthrough=record.headers)
-                failures.append(Failure(record, envelope, record_id(record, envelope), index, error))
+                failures.append(_failure(record, envelope, index, error))
                 continue
             if record.value is None:
                 self._tombstone(partition, chunk, index, record)
@@ -135,10 +135,12 @@ class Intake:
         route = partition.route
         default_ms = route.config.queue.default_deadline_ms
         now = now_ms()
-        positions_of: dict[_Batchable, list[int]] = {}
+        positions_of: dict[_Batchable, Sequence[int]] = {}
         failures: list[Failure] = []
         forms: dict[tuple[str, int | None], Form] = {}
-        for position, envelope in enumerate(envelopes):
+        # Equal headers parse to one and the same envelope, so a fetch of them is judged by its first record.
+        alike = default_ms is None and envelopes.count(envelopes[0]) == len(envelopes)
+        for position, envelope in enumerate(envelopes[:1] if alike else envelopes):
             deadline = envelope.deadline_ms
             if deadline is None and default_ms is not None:
                 deadline = records[position].timestamp + default_ms
@@ -150,10 +152,14 @@ class Intake:
                 if form is None:
                     form = forms[content] = form_of(*content, route.config)
             except HeadraceError as error:
-                record = records[position]
-                failures.append(Failure(record, envelope, record_id(record, envelope), indices[position], error))
+                same = range(len(records)) if alike else (position,)
+                failures.extend(_failure(records[each], envelope, indices[each], error) for each in same)
             else:
-                positions_of.setdefault((form, deadline, envelope.priority), []).append(position)
+                key = (form, deadline, envelope.priority)
+                if alike:
+                    positions_of[key] = range(len(records))
+                else:
+                    positions_of.setdefault(key, []).append(position)  # type: ignore[attr-defined] # lists, if unlike
         if failures:
             fail_records(self._desk, partition, chunk, failures)
         for (form, deadline, priority), positions in positions_of.items():
@@ -184,10 +190,10 @@ class Intake:
         lengths = [envelope.json_length for envelope in envelopes] if form is Form.V2_BINARY else None
         decoded: Decoded = decode_many(form, values, lengths, partition.route.config, self._limits)
         if decoded.failures:
-            failures = []
-            for position, error in sorted(decoded.failures.items()):
-                record, envelope = records[position], envelopes[position]
-                failures.append(Failure(record, envelope, record_id(record, envelope), indices[position], error))
+            failures = [
+                _failure(records[position], envelopes[position], indices[position], error)
+                for position, error in sorted(decoded.failures.items())
+            ]
             fail_records(self._desk, partition, chunk, failures)
         for group in decoded.groups:
             for part in _by_urgency(group):
@@ -212,6 +218,10 @@ class Intake:
                 )
                 partition.route.waiting.append(bundle)
         self.admit_waiting(partition.route)
+
+
+def _failure(record: Record, envelope: Envelope, index: int, error: HeadraceError) -> Failure:
+    return Failure(record, envelope, record_id(record, envelope), index, error)
 
 
 def _by_urgency(group: DecodedGroup) -> list[DecodedGroup]:

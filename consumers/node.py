@@ -11,7 +11,7 @@ import os
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
-from aiokafka.errors import KafkaConnectionError, KafkaError
+from aiokafka.errors import KafkaError
 
 from consumers.announce import announce, host_name, node_id, withdraw
 from consumers.assignment import Assignment
@@ -44,6 +44,7 @@ log = logging.getLogger("headrace.node")
 
 _FIRST_BACKOFF_S: Final = 0.5
 _MAX_BACKOFF_S: Final = 10.0
+_CONNECT_DEADLINE_S: Final = 15.0
 _LEAVE_DEADLINE_S: Final = 5.0
 _FLUSH_DEADLINE_S: Final = 5.0
 _LOOK_AGAIN_S: Final = 0.05
@@ -220,9 +221,9 @@ class Node:
             clock=self._clock,
         )
         self._phase = "connecting"
-        if not await self._connect(routes, outbox, stop):
+        consumer = await self._connect(routes, outbox, stop)
+        if consumer is None:
             return
-        consumer = make_consumer(settings.bootstrap, settings.group, settings.kafka)
         self._commits = commits = Commits(consumer, hooks=self._hooks)
         by_topic = {topic: route for route in routes for topic in (route.requests, route.retry)}
         assignment = Assignment(
@@ -244,9 +245,9 @@ class Node:
         intake = Intake(self.runtime, desk, tombstones=settings.tombstones, clock=self._clock)
         poll = PollLoop(consumer, assignment, intake, self.runtime, outbox, hooks=self._hooks, clock=self._clock)
         self._assignment, self._poll = assignment, poll
-        consumer.subscribe(topics=sorted(by_topic), listener=assignment)
-        await consumer.start()
         self._phase = "serving"
+        # Only now: a consumer that starts with a subscription waits for the group, deaf to signals and without polling.
+        consumer.subscribe(topics=sorted(by_topic), listener=assignment)
         try:
             async with Background(
                 outbox.run(),
@@ -261,14 +262,14 @@ class Node:
             # Also after a failure: unfinished records must go to the next owner now, not at the session timeout.
             await self._leave(consumer, assignment, outbox)
 
-    async def _connect(self, routes: list[Route], outbox: Outbox, stop: asyncio.Event) -> bool:
-        """Waits for a broker with our topics; False if told to stop first."""
+    async def _connect(self, routes: list[Route], outbox: Outbox, stop: asyncio.Event) -> Any | None:
+        """Waits for a broker with our topics; a started consumer, or None if told to stop first."""
         backoff_s = _FIRST_BACKOFF_S
         while not stop.is_set():
             try:
                 await self._ensure_topics(topics_needed(routes, self._topics, partitions=self._settings.partitions))
-                await outbox.start()
-            except (KafkaConnectionError, OSError) as error:
+                consumer = await self._start_clients(outbox)
+            except (KafkaError, OSError) as error:
                 trouble: object = error
             except HeadraceError as error:
                 if not error.retriable:
@@ -276,7 +277,7 @@ class Node:
                 trouble = error
             else:
                 self._kafka_trouble = ""
-                return True
+                return consumer
             self._kafka_trouble = f"no Kafka broker answers at {self._settings.bootstrap}: {trouble}"
             log.warning("%s; trying again in %.1f s (setting: bootstrap)", self._kafka_trouble, backoff_s)
             try:
@@ -284,7 +285,23 @@ class Node:
                     await stop.wait()
             except TimeoutError:
                 backoff_s = min(backoff_s * 2, _MAX_BACKOFF_S)
-        return False
+        return None
+
+    async def _start_clients(self, outbox: Outbox) -> Any:
+        """A connected consumer, and the outbox connected, or neither.
+
+        Raises:
+            KafkaError, TimeoutError: no broker answers.
+        """
+        consumer = make_consumer(self._settings.bootstrap, self._settings.group, self._settings.kafka)
+        try:
+            async with asyncio.timeout(_CONNECT_DEADLINE_S):
+                await consumer.start()
+                await outbox.start()
+        except BaseException:
+            await consumer.stop()
+            raise
+        return consumer
 
     async def _quiesce(self, partitions: Collection[Partition], deadline: Deadline) -> None:
         """Waits for what is on a device now, not for what is queued."""

@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from aiokafka import errors as kafka_errors
 
+from consumers.backoff import FIRST_S, Backoff
+from consumers.destinations import Destinations
 from consumers.ends import HeaderList
+from consumers.live_producer import PRODUCER_IS_DEAD, LiveProducer
 from consumers.parcels import Entry, Parcel, Receipt, part_of, record_bytes, spread
 from schemas.clock import Clock, Deadline, monotonic
 from schemas.errors import HeadraceError, TooLargeError, Unavailable
@@ -23,11 +26,6 @@ from schemas.record import now_ms
 __all__ = ["Outbox"]
 
 log = logging.getLogger("headrace.outbox")
-
-_TOPIC_DEADLINE_S: Final = 10.0
-_COUNT_TTL_S: Final = 30.0
-_FIRST_BACKOFF_S: Final = 0.1
-_MAX_BACKOFF_S: Final = 5.0
 
 _TOO_LARGE = (
     kafka_errors.MessageSizeTooLargeError,
@@ -38,14 +36,6 @@ _NO_SUCH_PLACE = (
     kafka_errors.UnknownTopicOrPartitionError,
     kafka_errors.InvalidTopicError,
     kafka_errors.TopicAuthorizationFailedError,
-)
-_PRODUCER_IS_DEAD = (
-    kafka_errors.OutOfOrderSequenceNumber,
-    kafka_errors.InvalidProducerEpoch,
-    kafka_errors.InvalidProducerIdMapping,
-    kafka_errors.UnknownProducerId,
-    kafka_errors.ProducerFenced,
-    kafka_errors.ProducerClosed,
 )
 
 
@@ -61,6 +51,10 @@ class _Lane:
         self.full: deque[Parcel] = deque()
         self.task: asyncio.Task[None] | None = None
 
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.topic, self.partition
+
 
 class Outbox:
     """
@@ -69,6 +63,7 @@ class Outbox:
         max_record_bytes: records above it are refused without asking the broker (client setting
             ``max_request_size``).
         max_pending_bytes: above so many unacknowledged bytes `congested` is true and intake must stop.
+        first_backoff_s: from a failed send to the next; doubles.
     """
 
     def __init__(
@@ -77,26 +72,29 @@ class Outbox:
         *,
         max_record_bytes: int,
         max_pending_bytes: int = 64 * 1024 * 1024,
+        first_backoff_s: float = FIRST_S,
         clock: Clock = monotonic,
     ) -> None:
-        self._make_producer = make_producer
+        self._live = LiveProducer(make_producer, first_backoff_s=first_backoff_s)
+        self._destinations = Destinations(
+            lambda: self._live.current,
+            found=self._route,
+            refused=self._refuse,
+            first_backoff_s=first_backoff_s,
+            clock=clock,
+        )
         self._max_record_bytes = max_record_bytes
         self._max_pending_bytes = max_pending_bytes
-        self._clock = clock
-        self._producer: Any = None
-        self._restarting = asyncio.Lock()
+        self._first_backoff_s = first_backoff_s
         self._lanes: dict[tuple[str, int], _Lane] = {}
-        self._counts: dict[str, tuple[int, float]] = {}
-        self._unresolved: dict[str, list[tuple[int | None, Entry]]] = {}
+        self._troubles: dict[tuple[str, int], str] = {}
         self._next_partition = 0
         self._pending = 0
-        self._pending_bytes = 0
+        self._sending_bytes = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._tasks: asyncio.TaskGroup | None = None
         self._stop = asyncio.Event()
-        self.trouble = ""
-        """Why the last send failed; empty when the last one succeeded."""
 
     # -- lifecycle ---------------------------------------------------------------------------------------------
 
@@ -106,26 +104,23 @@ class Outbox:
         Raises:
             KafkaConnectionError: no broker answers.
         """
-        producer = self._make_producer()
-        try:
-            await producer.start()
-        except BaseException:
-            await producer.stop()
-            raise
-        self._producer = producer
+        await self._live.start()
 
     async def run(self) -> None:
         """Owns the sending tasks until `close`; raises what kills one of them."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            for topic in list(self._unresolved):
-                tasks.create_task(self._resolve(topic))
+            self._destinations.start(tasks)
             for lane in self._lanes.values():
                 self._wake(lane)
-            await self._stop.wait()
-            for lane in self._lanes.values():
-                if lane.task is not None:
-                    lane.task.cancel()
+            try:
+                await self._stop.wait()
+            finally:
+                self._tasks = None
+                self._destinations.stop()
+                for lane in self._lanes.values():
+                    if lane.task is not None:
+                        lane.task.cancel()
 
     async def flush(self, deadline: Deadline) -> bool:
         """Waits until everything added so far is acknowledged; False when the deadline passed first."""
@@ -139,16 +134,11 @@ class Outbox:
     async def close(self, deadline: Deadline) -> None:
         """Ends `run`. What is not acknowledged by now is given up: its inputs are not committed."""
         self._stop.set()
-        if self._producer is not None:
-            try:
-                async with asyncio.timeout(max(deadline.remaining_s, 0.5)):
-                    await self._producer.stop()
-            except (TimeoutError, kafka_errors.KafkaError) as error:
-                log.warning("the producer did not close cleanly: %r", error)
+        await self._live.stop(deadline)
 
     @property
     def congested(self) -> bool:
-        return self._pending_bytes > self._max_pending_bytes
+        return self.pending_bytes > self._max_pending_bytes
 
     @property
     def pending(self) -> int:
@@ -156,9 +146,19 @@ class Outbox:
         return self._pending
 
     @property
+    def pending_bytes(self) -> int:
+        """Their bytes, also of those whose topic is still looked for."""
+        return self._sending_bytes + self._destinations.waiting_bytes
+
+    @property
     def producer(self) -> Any:
         """The live producer, for the few records that are nobody's answer (registry)."""
-        return self._producer
+        return self._live.current
+
+    @property
+    def trouble(self) -> str:
+        """Why something is not sent now; empty when all is well. May be read from any thread."""
+        return self._live.trouble or next(iter(list(self._troubles.values())), "") or self._destinations.trouble
 
     # -- adding ------------------------------------------------------------------------------------------------
 
@@ -185,19 +185,13 @@ class Outbox:
         entry = Entry(keys, values, headers, indices, receipt, to_reply)
         self._pending += len(indices)
         self._idle.clear()
-        count = self._count(topic)
+        count = self._destinations.count(topic)
         if count is None:
-            waiting = self._unresolved.get(topic)
-            if waiting is None:
-                self._unresolved[topic] = [(partition, entry)]
-                if self._tasks is not None:
-                    self._tasks.create_task(self._resolve(topic))
-            else:
-                waiting.append((partition, entry))
-            return
-        self._route(topic, entry, partition, count)
+            self._destinations.hold(topic, partition, entry)
+        else:
+            self._route(topic, partition, entry, count)
 
-    def _route(self, topic: str, entry: Entry, partition: int | None, count: int) -> None:
+    def _route(self, topic: str, partition: int | None, entry: Entry, count: int) -> None:
         if partition is not None:
             if partition >= count:
                 self._refuse(entry, Unavailable(f"topic {topic} has no partition {partition}, only {count}"))
@@ -226,7 +220,7 @@ class Outbox:
         size = len(entry.indices)
         while position < size:
             if parcel is None:
-                parcel = lane.filling = Parcel(self._producer.create_batch())
+                parcel = lane.filling = Parcel(self._live.current.create_batch())
                 before = 0
             if len(entry.values[position] or b"") > self._max_record_bytes // 2:
                 size_bytes = record_bytes(entry, position)
@@ -259,7 +253,7 @@ class Outbox:
             return
         grown = parcel.builder.size() - before
         parcel.size_bytes += grown
-        self._pending_bytes += grown
+        self._sending_bytes += grown
         parcel.count += end - start
         parcel.entries.append(entry if end - start == len(entry.indices) else part_of(entry, range(start, end)))
 
@@ -283,40 +277,31 @@ class Outbox:
                     await self._deliver(lane, parcel)
         finally:
             lane.task = None
-        if self._lanes.get((lane.topic, lane.partition)) is lane:
-            del self._lanes[(lane.topic, lane.partition)]
+        if self._lanes.get(lane.key) is lane:
+            del self._lanes[lane.key]
 
     async def _deliver(self, lane: _Lane, parcel: Parcel) -> None:
-        backoff_s = _FIRST_BACKOFF_S
+        backoff = Backoff(self._first_backoff_s)
         while True:
-            producer = self._producer
+            producer = self._live.current
             try:
-                sent = await producer.send_batch(parcel.builder, lane.topic, partition=lane.partition)
-                await sent
-            except _TOO_LARGE as error:
-                if parcel.count > 1:
-                    await self._deliver_singly(lane, parcel)
-                else:
-                    self._settle_bytes(parcel)
-                    entry = parcel.entries[0]
-                    size = record_bytes(entry, 0)
-                    self._refuse(entry, TooLargeError(f"{_what(size, lane)} was refused by the broker: {error}"))
-                return
+                await _send(producer, lane, parcel)
             except kafka_errors.KafkaError as error:
-                if isinstance(error, _NO_SUCH_PLACE) and all(entry.to_reply for entry in parcel.entries):
-                    self._settle_bytes(parcel)
-                    for entry in parcel.entries:
-                        self._refuse(entry, Unavailable(f"reply topic {lane.topic} cannot be written: {error!r}"))
+                if _is_final(error, parcel):
+                    self._troubles.pop(lane.key, None)
+                    if parcel.count > 1 and not isinstance(error, _NO_SUCH_PLACE):
+                        await self._deliver_singly(lane, parcel)
+                    else:
+                        self._give_back(lane, parcel, error)
                     return
-                self.trouble = f"cannot write to {lane.topic}[{lane.partition}]: {error!r}"
-                log.warning("%s; trying again in %.1f s", self.trouble, backoff_s)
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(backoff_s * 2, _MAX_BACKOFF_S)
-                if isinstance(error, _PRODUCER_IS_DEAD):
-                    await self._restart(producer)
+                self._troubles[lane.key] = trouble = f"cannot write to {lane.topic}[{lane.partition}]: {error!r}"
+                log.warning("%s; trying again in %.1f s", trouble, backoff.next_s)
+                await backoff.wait()
+                if isinstance(error, PRODUCER_IS_DEAD):
+                    await self._live.replace(producer)
                 self._rebuild(parcel)
             else:
-                self.trouble = ""
+                self._troubles.pop(lane.key, None)
                 self._settle_bytes(parcel)
                 for entry in parcel.entries:
                     self._settle(len(entry.indices))
@@ -324,97 +309,36 @@ class Outbox:
                 return
 
     async def _deliver_singly(self, lane: _Lane, parcel: Parcel) -> None:
-        """The broker refused the batch for its size: only the records that are too large themselves must fail."""
+        """The broker refused the batch for what is in it: only the records at fault must fail."""
         self._settle_bytes(parcel)
         for entry in parcel.entries:
             for at in range(len(entry.indices)):
                 single = Parcel(None, [part_of(entry, [at])], 1)
                 self._rebuild(single)
                 single.size_bytes = single.builder.size()
-                self._pending_bytes += single.size_bytes
+                self._sending_bytes += single.size_bytes
                 await self._deliver(lane, single)
 
     def _rebuild(self, parcel: Parcel) -> None:
-        """A builder can be sent once, so a second try needs a new one."""
-        builder = self._producer.create_batch()
+        """A builder can be sent once, so a second try needs a new one. All fits again: the records are the same and
+        their timestamps no further apart."""
+        builder = self._live.current.create_batch()
         timestamp = now_ms()
         for entry in parcel.entries:
             for key, value, headers in zip(entry.keys, entry.values, entry.headers, strict=True):
                 builder.append(timestamp=timestamp, key=key, value=value, headers=headers)
         parcel.builder = builder
 
-    async def _restart(self, dead: Any) -> None:
-        """Replaces a producer that can never send again; lanes that meet it at once replace it once."""
-        async with self._restarting:
-            if self._producer is not dead:
-                return
-            log.warning("the producer is dead, starting another")
-            try:
-                async with asyncio.timeout(5.0):
-                    await dead.stop()
-            except (TimeoutError, kafka_errors.KafkaError) as error:
-                log.warning("the dead producer did not close cleanly: %r", error)
-            backoff_s = _FIRST_BACKOFF_S
-            while True:
-                try:
-                    await self.start()
-                except kafka_errors.KafkaError as error:
-                    self.trouble = f"cannot start a producer: {error!r}"
-                    log.warning("%s; trying again in %.1f s", self.trouble, backoff_s)
-                    await asyncio.sleep(backoff_s)
-                    backoff_s = min(backoff_s * 2, _MAX_BACKOFF_S)
-                else:
-                    return
+    # -- accounts ----------------------------------------------------------------------------------------------
 
-    # -- places and accounts -----------------------------------------------------------------------------------
-
-    def _count(self, topic: str) -> int | None:
-        known = self._counts.get(topic)
-        if known is None:
-            return None
-        count, fresh_until = known
-        if self._clock() > fresh_until:
-            partitions = self._producer.client.cluster.partitions_for_topic(topic)
-            if not partitions:
-                del self._counts[topic]
-                return None
-            count = len(partitions)
-            self._counts[topic] = (count, self._clock() + _COUNT_TTL_S)
-        return count
-
-    async def _resolve(self, topic: str) -> None:
-        """Finds out how many partitions a topic has, then routes what waited for it."""
-        backoff_s = _FIRST_BACKOFF_S
-        while True:
-            problem: HeadraceError | None = None
-            try:
-                found = await self._lookup(topic)
-            except (kafka_errors.KafkaError, TimeoutError) as error:
-                found = 0
-                problem = Unavailable(f"topic {topic} cannot be written: {error!r}; create it or check its name")
-            waiting = self._unresolved.pop(topic, [])
-            if found:
-                self._counts[topic] = (found, self._clock() + _COUNT_TTL_S)
-                for partition, entry in waiting:
-                    self._route(topic, entry, partition, found)
-                return
-            problem = problem or Unavailable(f"topic {topic} does not exist; create it or check its name")
-            ours = [(partition, entry) for partition, entry in waiting if not entry.to_reply]
-            for _, entry in waiting:
-                if entry.to_reply:
-                    self._refuse(entry, problem)
-            if not ours:
-                return
-            self._unresolved[topic] = ours
-            self.trouble = problem.message
-            log.warning("%s; trying again in %.1f s", self.trouble, backoff_s)
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(backoff_s * 2, _MAX_BACKOFF_S)
-
-    async def _lookup(self, topic: str) -> int:
-        async with asyncio.timeout(_TOPIC_DEADLINE_S):
-            lookup: Awaitable[set[int]] = self._producer.partitions_for(topic)
-            return len(await lookup or ())
+    def _give_back(self, lane: _Lane, parcel: Parcel, error: kafka_errors.KafkaError) -> None:
+        self._settle_bytes(parcel)
+        for entry in parcel.entries:
+            if isinstance(error, _TOO_LARGE):
+                size = record_bytes(entry, 0)
+                self._refuse(entry, TooLargeError(f"{_what(size, lane)} was refused by the broker: {error}"))
+            else:
+                self._refuse(entry, Unavailable(f"reply topic {lane.topic} cannot be written: {error!r}"))
 
     def _refuse(self, entry: Entry, error: HeadraceError) -> None:
         self._settle(len(entry.indices))
@@ -427,8 +351,28 @@ class Outbox:
             self._idle.set()
 
     def _settle_bytes(self, parcel: Parcel) -> None:
-        self._pending_bytes -= parcel.size_bytes
+        self._sending_bytes -= parcel.size_bytes
         parcel.size_bytes = 0
+
+
+async def _send(producer: Any, lane: _Lane, parcel: Parcel) -> None:
+    """Returns when the broker has acknowledged the parcel. Raises: KafkaError."""
+    if lane.partition not in await producer.partitions_for(lane.topic):
+        # The producer itself would fail an assertion. A topic made anew may have fewer partitions than before.
+        raise kafka_errors.UnknownTopicOrPartitionError(f"{lane.topic} has no partition {lane.partition}")
+    sent = await producer.send_batch(parcel.builder, lane.topic, partition=lane.partition)
+    await sent
+
+
+def _is_final(error: kafka_errors.KafkaError, parcel: Parcel) -> bool:
+    """Whether to give up. A topic of our own is tried for ever, unless a record is too large for it; what a caller
+    named may be missing, closed to us, or of a kind that takes no such records."""
+    if isinstance(error, _TOO_LARGE):
+        return True
+    if isinstance(error, PRODUCER_IS_DEAD) or not all(entry.to_reply for entry in parcel.entries):
+        return False
+    refused = isinstance(error, kafka_errors.BrokerResponseError) and not error.retriable
+    return refused or isinstance(error, _NO_SUCH_PLACE)
 
 
 def _what(size: int, lane: _Lane) -> str:

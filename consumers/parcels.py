@@ -13,7 +13,7 @@ from consumers.ends import HeaderList
 from consumers.partitioning import partitions_of
 from schemas.errors import HeadraceError
 
-__all__ = ["Entry", "Parcel", "Receipt", "part_of", "record_bytes", "spread"]
+__all__ = ["Entry", "Parcel", "Receipt", "entry_bytes", "part_of", "record_bytes", "spread"]
 
 _RECORD_OVERHEAD_BYTES: Final = 96
 """Batch header, lengths and deltas that a single record adds to its key, value and headers; rounded up."""
@@ -59,7 +59,12 @@ def record_bytes(entry: Entry, at: int) -> int:
     return size
 
 
+def entry_bytes(entry: Entry) -> int:
+    return sum(record_bytes(entry, at) for at in range(len(entry.indices)))
+
+
 def part_of(entry: Entry, picks: Sequence[int]) -> Entry:
+    """The records at ``picks``, which ascend."""
     if isinstance(picks, range) or (len(picks) and picks[-1] - picks[0] + 1 == len(picks)):
         first, end = picks[0], picks[-1] + 1
         return Entry(
@@ -101,11 +106,11 @@ def spread(entry: Entry, count: int, first: int) -> tuple[list[tuple[int, Entry]
             at += length
         first = (first + extra) % count
     else:
-        keyed = [at for at in range(size) if entry.keys[at] is not None]
-        for at, chosen in zip(keyed, partitions_of([entry.keys[at] or b"" for at in keyed], count), strict=True):
+        by_key = iter(partitions_of([key for key in entry.keys if key is not None], count))
+        for at, key in enumerate(entry.keys):
+            if key is None:
+                chosen, first = first, (first + 1) % count
+            else:
+                chosen = next(by_key)
             by_partition.setdefault(chosen, []).append(at)
-        for at in range(size):
-            if entry.keys[at] is None:
-                by_partition.setdefault(first, []).append(at)
-                first = (first + 1) % count
     return [(chosen, part_of(entry, picks)) for chosen, picks in by_partition.items()], first

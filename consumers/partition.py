@@ -55,6 +55,11 @@ class Partition:
         return list(taken.values())
 
     @property
+    def place(self) -> tuple[str, int]:
+        """Model and number, under which it is reported together with its model's other topic."""
+        return self.route.model, self.tp.partition
+
+    @property
     def next_due_ms(self) -> int | None:
         """Unix ms at which the next held retry is due."""
         return self._held[0][0] if self._held else None

@@ -86,15 +86,15 @@ class PollLoop:
             Unavailable: the broker refuses this client for good.
         """
         while True:
-            # No waiting for the assignment here: a member that does not fetch is one that the group gives up on.
-            epoch = self._assignment.epoch if self._assignment.settled.is_set() else None
+            await self._settle()
+            epoch = self._assignment.epoch
             self._take_due()
             wanted, paused = self._wanted()
             fetched = await self._fetch(wanted, self._patience_s(paused))
             self.busy_since = self._clock()
             if not self._assignment.settled.is_set() or self._assignment.epoch != epoch:
                 self.busy_since = None
-                await self._assignment.settled.wait()
+                await self._settle()
                 self._assignment.rewind(fetched)
                 continue
             for tp, records in fetched.items():
@@ -108,6 +108,13 @@ class PollLoop:
             else:
                 # One turn for whoever waits for the loop: results, heartbeats, acknowledgements.
                 await asyncio.sleep(0)
+
+    async def _settle(self) -> None:
+        """Until the assignment can be worked on. Polls meanwhile: the group gives up on a member that does not, and a
+        revoke may wait for a batch longer than ``max_poll_interval_ms``."""
+        while not self._assignment.settled.is_set():
+            await self._fetch([_NOWHERE], 0.0)
+            await self._rest()
 
     async def _fetch(self, wanted: list[Any], patience_s: float) -> dict[Any, list[Any]]:
         try:
@@ -139,13 +146,16 @@ class PollLoop:
             if full or route.waiting or self._runtime.room(route.model) <= 0:
                 routes_without_room.add(route)
         wanted = []
+        changed = set()
         for tp, partition in partitions.items():
             paused = partition.route in routes_without_room or partition.holds_too_many
             if paused is not partition.paused:
                 partition.paused = paused
-                self._hooks.paused(partition.route.model, tp.partition, paused)
+                changed.add(partition.place)
             if not paused:
                 wanted.append(tp)
+        for place in changed:
+            self._hooks.paused(*place, any(each.paused for each in partitions.values() if each.place == place))
         if len(wanted) == len(partitions) and not self.stopping:
             return [], False
         return wanted or [_NOWHERE], True
