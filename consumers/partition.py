@@ -17,7 +17,7 @@ _MAX_HELD: Final = 1_000
 """Retries of one partition held in memory until they are due; the rest wait in Kafka."""
 
 Delivery = tuple[Chunk, list[int], list[Record]]
-"""Records of one chunk and their indices in it."""
+"""Records of one chunk and their indices in it, which ascend."""
 
 
 class Partition:
@@ -46,13 +46,16 @@ class Partition:
 
     def due(self, now_ms: int) -> list[Delivery]:
         """Takes out the retries whose time has come."""
-        taken: dict[int, Delivery] = {}
+        taken: dict[int, tuple[Chunk, dict[int, Record]]] = {}
         while self._held and self._held[0][0] <= now_ms:
             _, _, chunk, index, record = heapq.heappop(self._held)
-            _, indices, records = taken.setdefault(id(chunk), (chunk, [], []))
-            indices.append(index)
-            records.append(record)
-        return list(taken.values())
+            taken.setdefault(id(chunk), (chunk, {}))[1][index] = record
+        deliveries: list[Delivery] = []
+        for chunk, by_index in taken.values():
+            # They became due in any order; a chunk is told in its own.
+            indices = sorted(by_index)
+            deliveries.append((chunk, indices, [by_index[index] for index in indices]))
+        return deliveries
 
     @property
     def place(self) -> tuple[str, int]:
