@@ -130,7 +130,7 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
         "headrace_lag_records",
         "gauge",
         _MP,
-        "End offset less committed offset, of partitions assigned here.",
+        "End offset less committed offset, of partitions assigned here; a model's requests and retries together.",
         "Growing: add nodes, up to the number of partitions.",
     ),
     Metric(

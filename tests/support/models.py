@@ -34,7 +34,7 @@ class Model:
             note["x"] = x.tolist()
         with (self.path / "journal.jsonl").open("a") as journal:
             journal.write(json.dumps(note) + "\\n")
-        end = time.monotonic() + 60
+        end = time.monotonic() + 15
         while (self.path / "shut").exists() and time.monotonic() < end:
             time.sleep(0.002)
         time.sleep(self.parameters.get("ms", 0) / 1000)

@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -26,10 +27,10 @@ from infra.telemetry.metrics import BatchTracer, Metrics
 from infra.topics import TopicSpec, committed, end_offsets, ensure_topics
 from schemas.record import Topics
 from schemas.repository import scan
-from tests.support.records import Sent, Stored, committed_offsets, produce, read_all, unique
+from tests.support.records import Sent, Stored, committed_offsets, make_topic, produce, read_all, unique
 from tests.support.waiting import eventually
 
-__all__ = ["NodeProcess", "Serving", "node_process", "serving"]
+__all__ = ["NodeProcess", "Serving", "in_partition_0", "node_process", "serving", "waiting_records"]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 READY_S: Final = 30.0
@@ -49,13 +50,7 @@ class Serving:
 
     async def send(self, model: str, *records: Sent | bytes) -> list[tuple[int, int]]:
         """To the model's topic, into partition 0 where neither a key nor a partition says otherwise."""
-        placed = [Sent(one) if isinstance(one, bytes) else one for one in records]
-        placed = [
-            Sent(one.value, one.key, one.headers, 0, one.timestamp_ms)
-            if one.key is None and one.partition is None
-            else one
-            for one in placed
-        ]
+        placed = [in_partition_0(Sent(one) if isinstance(one, bytes) else one) for one in records]
         return await produce(self.bootstrap, self.topics.requests(model), placed)
 
     async def results(self, model: str, count: int, **reading: float) -> list[Stored]:
@@ -153,6 +148,19 @@ async def serving(
         stop.set()
         async with asyncio.timeout(_END_S):
             await running
+
+
+async def waiting_records(bootstrap: str, model: str, records: Sequence[Sent], *, partitions: int = 1) -> str:
+    """A namespace with ``records`` in the model's topic, so that a node started in it finds them in one fetch."""
+    namespace = unique("ns")
+    topic = await make_topic(bootstrap, Topics(namespace).requests(model), partitions=partitions)
+    await produce(bootstrap, topic, [in_partition_0(one) for one in records])
+    return namespace
+
+
+def in_partition_0(record: Sent) -> Sent:
+    """The record, placed where neither a key nor a partition says otherwise."""
+    return record if record.key is not None or record.partition is not None else replace(record, partition=0)
 
 
 class NodeProcess:
