@@ -244,6 +244,7 @@ class Bundle:
             priority=priority,
             parameters=parameters,
             scope=partition.scope,
+            tag=self.traced,
         )
 
     # -- from the runtime --------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ of Kafka: it is fed offsets and answers one.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 __all__ = ["Chunk", "Ledger"]
@@ -65,7 +64,7 @@ class Ledger:
     def __init__(self, committed: int | None = None) -> None:
         self.next_offset: int | None = committed
         self.committed = committed
-        self._chunks: deque[Chunk] = deque()
+        self._chunks: list[Chunk] = []
 
     def deliver(self, offsets: Sequence[int], timestamps: Sequence[int]) -> Chunk:
         """Takes in records in their order. Offsets may start over only if the log itself did."""
@@ -81,9 +80,8 @@ class Ledger:
             consumed_to: the consumer's own position, which lies beyond ``next_offset`` where the log ends in markers
                 or compacted records; it counts when nothing is unfinished.
         """
-        chunks = self._chunks
-        while chunks and chunks[0].left == 0:
-            chunks.popleft()
+        # One record that is retried for long must not keep everything behind it in memory.
+        chunks = self._chunks = [chunk for chunk in self._chunks if chunk.left]
         if chunks:
             return chunks[0].offsets[chunks[0].lowest_unfinished()]
         if self.next_offset is None:

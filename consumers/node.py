@@ -32,6 +32,7 @@ from gpu_runtime.backend import BackendFactory
 from gpu_runtime.hooks import NO_HOOKS as NO_RUNTIME_HOOKS
 from gpu_runtime.hooks import RuntimeHooks
 from gpu_runtime.runtime import Runtime
+from gpu_runtime.threads import threads_for
 from schemas.clock import Clock, Deadline, monotonic
 from schemas.errors import ConfigError, HeadraceError, ModelLoadError
 from schemas.record import Topics, now_ms
@@ -203,10 +204,13 @@ class Node:
 
     async def _load_models(self) -> None:
         self._phase = "loading models"
+        # The CPUs are shared over all instances there will be, not over those loaded so far.
+        instances = sum(each.count for route in self._routes for each in route.config.instances)
         for route in self._routes:
             folder = self._folders[route.model]
+            threads = threads_for(instances, folder.config.parameters)
             try:
-                await self.runtime.load(folder.config, folder.path)
+                await self.runtime.load(folder.config, folder.path, threads=threads)
             except ModelLoadError as error:
                 # The others serve; this one's records wait in Kafka, and readiness says why.
                 log.error("model %s failed to load: %s", route.model, error)
