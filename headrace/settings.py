@@ -37,7 +37,7 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 class Settings(BaseModel):
-    """Everything a process can be told. Field descriptions are the settings table of the README."""
+    """Everything a process can be told. Field descriptions are the table of docs/settings.md."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
@@ -178,7 +178,7 @@ def _one_line(error: Exception) -> str:
 
 
 def settings_table() -> str:
-    """All settings as a Markdown table, in the order of the class; the README carries it."""
+    """All settings as a Markdown table, in the order of the class. ``python -m headrace.settings`` prints it."""
     lines = ["| file | variable | default | what it does |", "|---|---|---|---|"]
     for name, field in Settings.model_fields.items():
         variable = f"{PREFIX}{name.upper()}" if name != "kafka" else f"{KAFKA_PREFIX}<NAME>"
@@ -187,3 +187,7 @@ def settings_table() -> str:
         values = f" ({', '.join(f'`{word}`' for word in words)})" if words else ""
         lines.append(f"| `{name}` | `{variable}` | {default} | {field.description}{values} |")
     return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(settings_table(), end="")

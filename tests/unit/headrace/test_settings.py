@@ -115,3 +115,20 @@ def test_the_table_has_a_line_for_every_setting_with_its_variable_and_default() 
         len(row.split(" | ")) == 4 and field.description
         for row, field in zip(rows, Settings.model_fields.values(), strict=True)
     )
+
+
+def test_the_documentation_holds_the_table_of_the_settings() -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "settings.md").read_text()
+    assert settings_table() in text, "run: python -m headrace.settings, and put the table into docs/settings.md"
+
+
+def test_the_example_in_the_documentation_is_accepted(file: Path, tmp_path: Path) -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "settings.md").read_text()
+    example = text.partition("```yaml\n")[2].partition("```")[0]
+    secret = tmp_path / "secret"
+    secret.write_text(PASSWORD)
+    lines = [line for line in example.splitlines() if "ssl_cafile" not in line]
+    file.write_text("\n".join(lines).replace("/run/secrets/kafka-password", str(secret)))
+    settings = load_settings(environ={}, config=file)
+    assert settings.kafka["sasl_plain_password"] == PASSWORD
+    assert settings.kafka["max_poll_interval_ms"] == 600_000
