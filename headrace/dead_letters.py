@@ -18,7 +18,7 @@ from aiokafka.errors import KafkaError
 from aiokafka.structs import OffsetAndMetadata
 
 from headrace.directory import Directory
-from headrace.kafka_clients import Broker, admin_client, all_partitions, consumer_client, producer_client, refusal
+from headrace.kafka_clients import Broker, consumer_client, group_offsets, layout, producer_client, refusal
 from headrace.records import Result, header
 from headrace.replayed import Replayed
 from schemas import record as contract
@@ -204,18 +204,14 @@ async def open_dead_letters(broker: Broker, namespace: str, model: str) -> Async
     """
     entry = await Directory(broker, namespace).find(model)
     group = f"{namespace}.dead.{model}"
-    async with admin_client(broker) as admin:
-        try:
-            committed = await admin.list_consumer_group_offsets(group)
-        except KafkaError as error:
-            raise Unavailable(f"group {group} cannot be read: {type(error).__name__}: {error}") from error
-    async with consumer_client(broker, group=group) as consumer:
-        found = DeadLetters(broker, entry, group, consumer, await consumer.topics())
-        partitions = await all_partitions(consumer, entry.dead)
+    committed = await group_offsets(broker, group)
+    there = await layout(broker, [entry.dead])
+    partitions = there.partitions
+    # Assigned once for all: aiokafka's coordinator does not bear a second assignment by hand. Only the partition that
+    # is being read is fetched.
+    async with consumer_client(broker, partitions, group=group) as consumer:
+        found = DeadLetters(broker, entry, group, consumer, there.topics)
         if partitions:
-            # Once for all: aiokafka's coordinator does not bear a second assignment by hand. Only the partition
-            # that is being read is fetched.
-            consumer.assign(partitions)
             consumer.pause(*partitions)
             found.starts = await consumer.beginning_offsets(partitions)
             found.ends = dict(sorted((await consumer.end_offsets(partitions)).items()))

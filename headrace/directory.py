@@ -15,7 +15,7 @@ import msgspec
 from aiokafka.errors import KafkaError
 from pydantic import ValidationError
 
-from headrace.kafka_clients import Broker, all_partitions, consumer_client
+from headrace.kafka_clients import Broker, consumer_client, layout
 from schemas.errors import Unavailable, UnknownModelError
 from schemas.model import ModelConfig
 from schemas.record import Topics, check_name
@@ -45,24 +45,25 @@ async def read_registry(broker: Broker, namespace: str, *, timeout_s: float | No
     """
     topic = Topics(namespace).registry
     entries: dict[bytes, bytes] = {}
+    found = await layout(broker, [topic], timeout_s=timeout_s)
+    if not found.partitions:
+        return Registry(topics=found.topics)
+    partitions = found.partitions
     try:
-        async with consumer_client(broker, timeout_s=timeout_s) as consumer, asyncio.timeout(_READ_S):
-            names = frozenset(await consumer.topics())
-            partitions = await all_partitions(consumer, topic)
-            if partitions:
-                consumer.assign(partitions)
-                ends: Mapping[object, int] = await consumer.end_offsets(partitions)
-                for partition in partitions:
-                    consumer.seek(partition, (await consumer.beginning_offsets([partition]))[partition])
-                while any([await consumer.position(partition) < ends[partition] for partition in partitions]):
-                    for records in (await consumer.getmany(timeout_ms=200)).values():
-                        for record in records:
-                            _fold(entries, record.key, record.value)
+        async with consumer_client(broker, partitions, timeout_s=timeout_s) as consumer, asyncio.timeout(_READ_S):
+            starts: Mapping[object, int] = await consumer.beginning_offsets(partitions)
+            ends: Mapping[object, int] = await consumer.end_offsets(partitions)
+            for partition in partitions:
+                consumer.seek(partition, starts[partition])
+            while any([await consumer.position(partition) < ends[partition] for partition in partitions]):
+                for records in (await consumer.getmany(timeout_ms=200)).values():
+                    for record in records:
+                        _fold(entries, record.key, record.value)
     except TimeoutError:
         raise Unavailable(f"topic {topic} on {broker.bootstrap} could not be read within {_READ_S:g} s") from None
     except KafkaError as error:
         raise Unavailable(f"topic {topic} on {broker.bootstrap} could not be read: {error}") from None
-    return _decoded(entries.values(), names)
+    return _decoded(entries.values(), found.topics)
 
 
 def _fold(entries: dict[bytes, bytes], key: bytes | None, value: bytes | None) -> None:

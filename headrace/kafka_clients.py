@@ -9,21 +9,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
+from aiokafka.structs import OffsetAndMetadata
 
 from schemas.errors import HeadraceError, TooLargeError, Unavailable
 
 __all__ = [
     "CONNECT_S",
     "Broker",
+    "Layout",
     "admin_client",
-    "all_partitions",
     "consumer_client",
+    "group_offsets",
+    "layout",
     "producer_client",
     "refusal",
 ]
@@ -144,11 +148,55 @@ async def admin_client(broker: Broker, *, timeout_s: float | None = None) -> Asy
         await _close(admin.close())
 
 
-async def all_partitions(consumer: Any, topic: str) -> list[TopicPartition]:
-    """Every partition of ``topic``, in order; empty when there is no such topic. Never creates it."""
-    if topic not in await consumer.topics():
-        return []
-    return [TopicPartition(topic, number) for number in sorted(consumer.partitions_for_topic(topic) or ())]
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """``topics`` are all that this user may see; ``partitions`` those of the topics asked for, in order."""
+
+    topics: frozenset[str]
+    partitions: tuple[TopicPartition, ...]
+
+
+async def layout(broker: Broker, wanted: Iterable[str], *, timeout_s: float | None = None) -> Layout:
+    """What there is now. A topic that does not exist has no partitions, and is not made by asking for it.
+
+    Raises:
+        Unavailable: the broker does not answer.
+    """
+    async with admin_client(broker, timeout_s=timeout_s) as admin:
+        try:
+            topics = frozenset(await admin.list_topics())
+            known = sorted(topics.intersection(wanted))
+            described = await admin.describe_topics(known) if known else []
+        except KafkaError as error:
+            raise Unavailable(
+                f"topics on {broker.bootstrap} cannot be read: {type(error).__name__}: {error}"
+            ) from error
+    found = [TopicPartition(one["topic"], part["partition"]) for one in described for part in one["partitions"]]
+    return Layout(topics, tuple(sorted(found)))
+
+
+async def group_offsets(broker: Broker, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
+    """What ``group`` has committed. A cluster's first group makes its coordinator start: that is waited for.
+
+    Raises:
+        Unavailable: the broker does not answer, or not within its ``connect_s``.
+    """
+    last: KafkaError | None = None
+    try:
+        async with admin_client(broker) as admin, asyncio.timeout(broker.connect_s):
+            while True:
+                try:
+                    offsets = await admin.list_consumer_group_offsets(group)
+                    return {partition: at for partition, at in offsets.items() if at.offset >= 0}
+                except KafkaError as error:
+                    if not error.retriable:
+                        raise
+                    last = error
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        raise Unavailable(f"group {group} on {broker.bootstrap} cannot be read: {last}") from None
+    except KafkaError as error:
+        raise Unavailable(f"group {group} on {broker.bootstrap} cannot be read: {error}") from error
 
 
 def refusal(broker: Broker, topic: str, size: int, error: Exception) -> HeadraceError:

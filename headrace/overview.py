@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from aiokafka.errors import KafkaError
 
 from headrace.directory import Registry, read_registry
-from headrace.kafka_clients import Broker, admin_client, all_partitions, consumer_client
+from headrace.kafka_clients import Broker, consumer_client, group_offsets, layout
 from schemas.errors import Unavailable
 from schemas.record import now_ms
 from schemas.registry import HeldModel, ModelEntry, NodeEntry
@@ -152,10 +152,10 @@ async def read_overview(broker: Broker, namespace: str) -> Overview:
 
 async def _offsets(broker: Broker, registry: Registry) -> tuple[dict[tuple[str, int], int], dict[tuple[str, int], int]]:
     topics = {topic for entry in registry.models.values() for topic in (entry.requests, entry.dead)}
+    partitions = (await layout(broker, topics)).partitions
+    if not partitions:
+        return {}, {}
     async with consumer_client(broker) as consumer:
-        partitions = [one for topic in sorted(topics) for one in await all_partitions(consumer, topic)]
-        if not partitions:
-            return {}, {}
         starts, ends = await consumer.beginning_offsets(partitions), await consumer.end_offsets(partitions)
     return (
         {(one.topic, one.partition): offset for one, offset in starts.items()},
@@ -165,8 +165,7 @@ async def _offsets(broker: Broker, registry: Registry) -> tuple[dict[tuple[str, 
 
 async def _committed(broker: Broker, groups: Iterable[str]) -> dict[str, dict[tuple[str, int], int]]:
     found = {}
-    async with admin_client(broker) as admin:
-        for group in groups:
-            offsets = await admin.list_consumer_group_offsets(group)
-            found[group] = {(one.topic, one.partition): at.offset for one, at in offsets.items() if at.offset >= 0}
+    for group in groups:
+        offsets = await group_offsets(broker, group)
+        found[group] = {(one.topic, one.partition): at.offset for one, at in offsets.items()}
     return found

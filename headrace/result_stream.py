@@ -11,7 +11,7 @@ from typing import Any
 from aiokafka.errors import KafkaError
 
 from headrace.directory import Directory
-from headrace.kafka_clients import Broker, all_partitions, consumer_client
+from headrace.kafka_clients import Broker, consumer_client, layout
 from headrace.records import Result
 from schemas.errors import Unavailable
 
@@ -74,11 +74,10 @@ class ResultStream:
 
     async def _open(self) -> None:
         entry = await self._directory.find(self._model)
-        consumer = await self._opened.enter_async_context(consumer_client(self._broker))
-        partitions = await all_partitions(consumer, entry.results)
+        partitions = (await layout(self._broker, [entry.results])).partitions
         if not partitions:
             raise Unavailable(f"topic {entry.results} does not exist yet: a node makes it when it starts")
-        consumer.assign(partitions)
+        consumer = await self._opened.enter_async_context(consumer_client(self._broker, partitions))
         find = consumer.beginning_offsets if self._from_beginning else consumer.end_offsets
         for partition, offset in (await find(partitions)).items():
             consumer.seek(partition, offset)
