@@ -65,6 +65,9 @@ class Assignment(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka sh
         self._suspended: dict[Any, Partition] = {}
         self.settled = asyncio.Event()
         """Set while the assignment can be worked on, clear from a revoke to the end of the next assign."""
+        self.in_step = False
+        """Whether the consumer's own positions mean what the ledgers say: False from a revoke until the poll loop, with
+        no fetch under way, has taken the new assignment up. What a fetch brought meanwhile is not delivered yet."""
         self.joined = False
         """Whether the group has ever given this node an assignment, empty or not."""
         self.epoch = 0
@@ -72,6 +75,7 @@ class Assignment(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka sh
 
     async def on_partitions_revoked(self, revoked: Collection[Any]) -> None:
         self.settled.clear()
+        self.in_step = False
         held = list(self.partitions.values())
         for partition in held:
             partition.scope.state = ScopeState.SUSPENDED

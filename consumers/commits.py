@@ -42,7 +42,8 @@ class Commits:
         """
         async with self._lock:
             offsets: dict[Any, int] = {}
-            for tp, partition in list(assignment.partitions.items()):
+            held = dict(assignment.partitions)
+            for tp, partition in held.items():
                 position = partition.ledger.position()
                 if ends or position is None:
                     position = await self._settled_position(assignment, tp, partition)
@@ -63,9 +64,7 @@ class Commits:
             else:
                 self.trouble = ""
                 for tp, at in offsets.items():
-                    still_held = assignment.partitions.get(tp)
-                    if still_held is not None:
-                        still_held.ledger.committed = at
+                    held[tp].ledger.committed = at
 
     async def run(self, assignment: Assignment) -> None:
         """Commits every `INTERVAL_S` and measures every `MEASURE_INTERVAL_S`, for ever."""
@@ -113,13 +112,13 @@ class Commits:
 
     async def _settled_position(self, assignment: Assignment, tp: Any, partition: Partition) -> int | None:
         """The ledger's position, beyond which the consumer may stand if nothing is unfinished."""
-        if partition.ledger.unfinished:
+        if partition.ledger.unfinished or not assignment.in_step:
             return partition.ledger.position()
         try:
             async with asyncio.timeout(1.0):
                 consumed_to: int = await self._consumer.position(tp)
         except (TimeoutError, KafkaError):
             return partition.ledger.position()
-        if not assignment.settled.is_set() or assignment.partitions.get(tp) is not partition:
+        if not assignment.in_step or assignment.partitions.get(tp) is not partition:
             return None
         return partition.ledger.position(consumed_to)

@@ -87,6 +87,7 @@ class PollLoop:
         """
         while True:
             await self._settle()
+            self._assignment.in_step = True
             epoch = self._assignment.epoch
             self._take_due()
             wanted, paused = self._wanted()
@@ -97,6 +98,9 @@ class PollLoop:
                 await self._settle()
                 self._assignment.rewind(fetched)
                 continue
+            if self.stopping and fetched:  # told to stop while the fetch was under way
+                self._assignment.rewind(fetched)
+                fetched = {}
             for tp, records in fetched.items():
                 partition = self._assignment.partitions.get(tp)
                 if partition is not None and records:

@@ -65,9 +65,9 @@ class RecordingHooks:
 
     counts: Counter[str] = field(default_factory=Counter)
     ages: list[int] = field(default_factory=list)
-    lags: dict[tuple[str, str], tuple[int, float]] = field(default_factory=dict)
-    pauses: dict[tuple[str, str], bool] = field(default_factory=dict)
-    gone: list[tuple[str, str]] = field(default_factory=list)
+    lags: dict[tuple[str, int], tuple[int, float]] = field(default_factory=dict)
+    pauses: dict[tuple[str, int], bool] = field(default_factory=dict)
+    gone: list[tuple[str, int]] = field(default_factory=list)
     rebalances: list[tuple[int, int]] = field(default_factory=list)
     traced: Traced | None = None
 
@@ -85,13 +85,13 @@ class RecordingHooks:
     def error(self, model: str, code: str, count: int) -> None:
         self.counts[f"error {code}"] += count
 
-    def lag(self, model: str, partition: str, records: int, oldest_age_s: float) -> None:
+    def lag(self, model: str, partition: int, records: int, oldest_age_s: float) -> None:
         self.lags[(model, partition)] = (records, oldest_age_s)
 
-    def partition_gone(self, model: str, partition: str) -> None:
+    def partition_gone(self, model: str, partition: int) -> None:
         self.gone.append((model, partition))
 
-    def paused(self, model: str, partition: str, paused: bool) -> None:
+    def paused(self, model: str, partition: int, paused: bool) -> None:
         self.pauses[(model, partition)] = paused
 
     def rebalance(self, assigned: int, revoked: int) -> None:
