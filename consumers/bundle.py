@@ -188,6 +188,9 @@ def _bury(
 
 class Bundle:
     """
+    The request knows its bundle and not the other way round: a cycle would leave tensors and records to the garbage
+    collector.
+
     Args:
         records, envelopes, indices: parallel lists, one entry a record; ``indices`` are positions in ``chunk``.
     """
@@ -202,7 +205,6 @@ class Bundle:
         "indices",
         "partition",
         "records",
-        "request",
         "rows",
         "traced",
     )
@@ -218,8 +220,6 @@ class Bundle:
         records: list[Record],
         envelopes: list[Envelope],
         indices: list[int],
-        deadline: float | None,
-        priority: int,
     ) -> None:
         self.desk = desk
         self.partition = partition
@@ -232,10 +232,13 @@ class Bundle:
         self.answers = group.answers
         self.ids = _ids(records, envelopes, group.answers)
         self.traced: Traced | None = desk.hooks.trace(partition.route.model, [record.headers for record in records])
+
+    def request(self, group: DecodedGroup, *, deadline: float | None, priority: int) -> Request:
+        """The request that ends these records, from the group they were decoded to."""
         parameters = None
         if group.parameters is not None:
             parameters = [each for each, rows in zip(group.parameters, group.rows, strict=True) for _ in range(rows)]
-        self.request = Request(
+        return Request(
             tensors=group.tensors,
             rows=sum(group.rows),
             signature=group.signature,
@@ -243,7 +246,7 @@ class Bundle:
             deadline=deadline,
             priority=priority,
             parameters=parameters,
-            scope=partition.scope,
+            scope=self.partition.scope,
             tag=self.traced,
         )
 
@@ -269,7 +272,7 @@ class Bundle:
         """A record fails with the first of its rows that failed."""
         if not errors:
             return {}
-        if len(self.rows) == self.request.rows:
+        if self.rows.count(1) == len(self.rows):
             return dict(errors)
         record_of_row = np.repeat(np.arange(len(self.rows)), self.rows).tolist()
         found: dict[int, HeadraceError] = {}

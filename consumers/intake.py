@@ -14,7 +14,7 @@ from consumers.kafka import Record
 from consumers.ledger import Chunk
 from consumers.partition import Partition
 from consumers.route import Route
-from gpu_runtime.request import ScopeState
+from gpu_runtime.request import Outcome, ScopeState
 from gpu_runtime.runtime import Runtime
 from schemas.clock import Clock, monotonic
 from schemas.codec import Decoded, DecodedGroup, Form, Limits
@@ -65,14 +65,23 @@ class Intake:
             self._group(partition, chunk, indices, records, envelopes)
 
     def admit_waiting(self, route: Route) -> None:
-        """Hands waiting bundles to the runtime as far as it has room."""
+        """Hands waiting requests to the runtime as far as it has room; answers those whose deadline passes first."""
         waiting = route.waiting
         while waiting:
-            bundle = waiting[0]
-            gone = bundle.partition.scope.state is ScopeState.CLOSED
-            if not gone and not self._runtime.try_submit(route.model, bundle.request):
+            request = waiting[0]
+            gone = request.scope is not None and request.scope.state is ScopeState.CLOSED
+            if not gone and not self._runtime.try_submit(route.model, request):
+                self._expire_waiting(route)
                 return
             waiting.popleft()
+
+    def _expire_waiting(self, route: Route) -> None:
+        now = self._clock()
+        late = [request for request in route.waiting if request.deadline is not None and request.deadline <= now]
+        for request in late:
+            route.waiting.remove(request)
+            error = Expired("deadline passed before the model's queue had room")
+            request.on_done(Outcome(None, dict.fromkeys(range(request.rows), error)))
 
     def _sort(self, partition: Partition, chunk: Chunk, indices: list[int], records: list[Record]) -> None:
         """Takes out what is not to be decoded now: tombstones, malformed headers, retries that are not due."""
@@ -213,10 +222,8 @@ class Intake:
                     records=[records[position] for position in at],
                     envelopes=[envelopes[position] for position in at],
                     indices=[indices[position] for position in at],
-                    deadline=own_deadline,
-                    priority=own_priority,
                 )
-                partition.route.waiting.append(bundle)
+                partition.route.waiting.append(bundle.request(part, deadline=own_deadline, priority=own_priority))
         self.admit_waiting(partition.route)
 
 

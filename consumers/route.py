@@ -1,16 +1,14 @@
-"""One model as the node sees it: its configuration, its topics, and the bundles that wait for room in its queue."""
+"""One model as the node sees it: its configuration, its topics, and the requests that wait for room in its queue."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from gpu_runtime.request import Request
 from schemas.model import ModelConfig
 from schemas.record import Topics
-
-if TYPE_CHECKING:
-    from consumers.bundle import Bundle
 
 __all__ = ["Route", "TopicNeed", "route_for", "topics_needed"]
 
@@ -27,7 +25,7 @@ class Route:
     """
     Attributes:
         requests, results, retry, dead: topic names.
-        waiting: decoded bundles that found the model's queue full; while there are any, the model's partitions are
+        waiting: decoded requests that found the model's queue full; while there are any, the model's partitions are
             not read, so that the rest of the backlog waits in Kafka.
     """
 
@@ -40,7 +38,7 @@ class Route:
         self.results = results
         self.retry = retry
         self.dead = dead
-        self.waiting: deque[Bundle] = deque()
+        self.waiting: deque[Request] = deque()
 
 
 def route_for(config: ModelConfig, topics: Topics) -> Route:
