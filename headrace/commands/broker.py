@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated
 
@@ -35,6 +34,8 @@ def broker(
 
 
 async def _serve(port: int | None, data_dir: Path | None) -> None:
+    import asyncio
+
     from headrace.embedded import embedded_broker, while_broker_lives
     from headrace.running_broker import announced
     from headrace.stopping import stop_on_signals

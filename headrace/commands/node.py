@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -68,6 +67,8 @@ def node(
 
 
 async def _serve(settings: Settings, models: Path, bootstrap: str) -> None:
+    import asyncio
+
     from headrace.node_process import read_repository, run_node, set_up_logs
     from headrace.stopping import stop_on_signals
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 from collections.abc import Coroutine
@@ -97,4 +96,6 @@ def required_models(settings: Settings) -> Path:
 
 def run(work: Coroutine[object, object, T]) -> T:
     """Runs a command's coroutine. Ctrl-C cancels it, lets it clean up, and ends in exit code 130."""
+    import asyncio
+
     return asyncio.run(work)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -67,6 +66,8 @@ def up(
 
 
 async def _serve(settings: Settings, models: Path, broker_port: int | None, data_dir: Path | None) -> None:
+    import asyncio
+
     from headrace.embedded import embedded_broker, while_broker_lives
     from headrace.node_process import read_repository, run_node, set_up_logs
     from headrace.running_broker import announced
