@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 
+from consumers.assignor import assignor_class
 from schemas.record import Headers
 
 __all__ = ["FIXED", "Record", "TopicPartition", "make_consumer", "make_producer"]
@@ -59,14 +59,12 @@ def _accepted(client: type, settings: Mapping[str, object]) -> dict[str, Any]:
 
 def make_consumer(bootstrap: str, group: str, kafka: Mapping[str, object]) -> Any:
     """A consumer that commits only when told to, and keeps what it holds across rebalances where it can."""
-    # The assignor keeps its memory on the class, so each consumer needs a class of its own.
-    sticky = type("StickyAssignor", (StickyPartitionAssignor,), {"member_assignment": None, "generation": -1})
     settings = {"auto_offset_reset": "earliest", "fetch_max_wait_ms": 100, **_accepted(AIOKafkaConsumer, kafka)}
     return AIOKafkaConsumer(
         bootstrap_servers=bootstrap,
         group_id=group,
         enable_auto_commit=False,
-        partition_assignment_strategy=(sticky,),
+        partition_assignment_strategy=(assignor_class(),),
         **settings,
     )
 
