@@ -20,7 +20,7 @@ REGISTRY_HOSTS = re.compile(
     "|".join(["pypi" + r"\.org", "python" + r"hosted\.org", "repo1?" + r"\.maven\.", "registry" + r"\.npmjs\."])
 )
 UNFINISHED = re.compile(
-    r"\b(?:" + "|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X", "NotImplemented" + "Error"]) + r")\b"
+    r"\b(?:" + "|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X", "raise NotImplemented" + "Error"]) + r")\b"
 )
 
 
