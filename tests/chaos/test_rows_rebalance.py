@@ -55,7 +55,7 @@ async def test_A10_a_paused_partition_flows_again_after_a_rebalance(kafka: str, 
     """
     scene = Scene(kafka, tmp_path / "models", partitions=2)
     model = write_model(scene.models, "echo", queue={"max_rows": 4}, max_batch_size=2)
-    async with scene.node() as one:
+    async with scene.node(revoke_grace_s=0.5) as one:
         await one.until_ready()
         await scene.send_numbers("echo", range(5))
         await scene.until_committed("echo", {0: 5, 1: 0})
