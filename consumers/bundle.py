@@ -91,14 +91,25 @@ def fail_records(desk: Desk, partition: Partition, chunk: Chunk, failures: Seque
     by_index = {failure.index: failure for failure in failures}
 
     def failed_again(index: int, error: HeadraceError, end: End) -> None:
-        _bury(desk, partition, chunk, by_index[index], error=error, tried=end)
+        if end == "retry":
+            # What the retry would carry is too much for its topic, so this was the last attempt.
+            conclude(by_index[index])
+        else:
+            _bury(desk, partition, chunk, by_index[index], error=error, tried=end)
+
+    def conclude(failure: Failure) -> None:
+        if failure.envelope.reply_to is not None:
+            end: End = _END_OF_CODE.get(failure.error.code, "error_reply")
+            _reply_error(desk, failure, _Ending(desk, partition, chunk, end, failed_again))
+        else:
+            _bury(desk, partition, chunk, failure, error=failure.error, tried=None)
 
     route = partition.route
     for failure in failures:
         desk.hooks.error(route.model, failure.error.code, 1)
         attempts = failure.envelope.attempt + 1
         not_before = now_ms() + ends.retry_delay_ms(route.config.retry, attempts)
-        deadline = failure.envelope.deadline_ms
+        deadline = ends.deadline_ms_of(failure.record, failure.envelope, route.config.queue)
         if (
             failure.error.retriable
             and attempts < route.config.retry.max_attempts
@@ -116,11 +127,8 @@ def fail_records(desk: Desk, partition: Partition, chunk: Chunk, failures: Seque
                 indices=[failure.index],
                 receipt=receipt,
             )
-        elif failure.envelope.reply_to is not None:
-            end: End = _END_OF_CODE.get(failure.error.code, "error_reply")
-            _reply_error(desk, failure, _Ending(desk, partition, chunk, end, failed_again))
         else:
-            _bury(desk, partition, chunk, failure, error=failure.error, tried=None)
+            conclude(failure)
 
 
 def _reply_error(desk: Desk, failure: Failure, receipt: _Ending) -> None:
@@ -156,7 +164,9 @@ def _bury(
     value = failure.record.value
     end: End = _END_OF_CODE.get(error.code, "dead_letter") if tried is None else "dead_letter"
     if tried == "dead_letter":
-        error = type(error)(f"value of {len(value or b''):,} bytes left out, see headrace-origin: {failure.error}")
+        error = type(failure.error)(
+            f"value of {len(value or b''):,} bytes left out, see headrace-origin: {failure.error}"
+        )
         value = b""
 
     def refused(index: int, again: HeadraceError, _: End) -> None:
@@ -340,6 +350,7 @@ class Bundle:
         if error.code == "too_large":
             fail_records(self.desk, self.partition, self.chunk, [failure])
         else:
+            self.desk.hooks.error(self.partition.route.model, error.code, 1)
             _bury(self.desk, self.partition, self.chunk, failure, error=error, tried="result")
 
     def _failure(self, position: int, error: HeadraceError) -> Failure:

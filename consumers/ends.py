@@ -14,12 +14,13 @@ import orjson
 from consumers.kafka import Record
 from schemas import record as contract
 from schemas.errors import HeadraceError
-from schemas.model import RetryPolicy
+from schemas.model import QueuePolicy, RetryPolicy
 from schemas.record import Envelope, Headers
 
 __all__ = [
     "HeaderList",
     "dead_letter_headers",
+    "deadline_ms_of",
     "error_reply",
     "origin_of",
     "record_id",
@@ -57,6 +58,18 @@ def origin_of(record: Record, envelope: Envelope) -> str:
 def record_id(record: Record, envelope: Envelope) -> str:
     """The producer's id, or one made from where the record lies: the same again after a redelivery."""
     return envelope.id or f"{record.topic}-{record.partition}-{record.offset}"
+
+
+def deadline_ms_of(record: Record, envelope: Envelope, policy: QueuePolicy) -> int | None:
+    """Unix ms after which nobody wants the answer: the producer's, else the model's default, which counts from when
+    the producer wrote the record, also when this is a retry of it."""
+    if envelope.deadline_ms is not None or policy.default_deadline_ms is None:
+        return envelope.deadline_ms
+    return _written_ms(record, envelope) + policy.default_deadline_ms
+
+
+def _written_ms(record: Record, envelope: Envelope) -> int:
+    return record.timestamp if envelope.timestamp_ms is None else envelope.timestamp_ms
 
 
 def _traced(headers: Headers, traceparent: bytes) -> list[tuple[str, bytes | None]]:
@@ -102,6 +115,7 @@ def _own_headers(
 
 
 def _message(error: HeadraceError) -> bytes:
+    """A model may raise with text that has no UTF-8 form."""
     return error.message[:_MAX_MESSAGE].encode("utf-8", "replace")
 
 
@@ -109,7 +123,7 @@ def error_reply(
     envelope: Envelope, id_: str, error: HeadraceError, *, stage: str, attempts: int, traceparent: bytes | None
 ) -> tuple[bytes, HeaderList]:
     """Value and headers of the answer to a caller whose request failed."""
-    value = orjson.dumps({"id": id_, "error": error.message[:_MAX_MESSAGE], "code": error.code})
+    value = orjson.dumps({"id": id_, "error": _message(error).decode(), "code": error.code})
     content: Headers = (
         (contract.CONTENT_TYPE, b"application/json"),
         (contract.ERROR, error.code.encode()),
@@ -121,19 +135,18 @@ def error_reply(
     return value, _own_headers(envelope, passthrough, id_, content)
 
 
-def _kept(record: Record, envelope: Envelope, id_: str) -> HeaderList:
+def _kept(record: Record, id_: str) -> HeaderList:
     kept = [header for header in record.headers if header[0] not in _OF_A_DEATH]
-    if envelope.id is None:
+    if all(name != contract.ID for name, _ in kept):
         kept.append((contract.ID, id_.encode()))
     return kept
 
 
 def _provenance(record: Record, envelope: Envelope, attempts: int) -> HeaderList:
-    timestamp = record.timestamp if envelope.timestamp_ms is None else envelope.timestamp_ms
     return [
         (contract.ATTEMPT, str(attempts).encode()),
         (contract.ORIGIN, origin_of(record, envelope).encode()),
-        (contract.TIMESTAMP, str(timestamp).encode()),
+        (contract.TIMESTAMP, str(_written_ms(record, envelope)).encode()),
     ]
 
 
@@ -142,7 +155,7 @@ def dead_letter_headers(
 ) -> HeaderList:
     """Every header the record came with, in order, then why, where and after how many attempts it died."""
     return [
-        *_kept(record, envelope, id_),
+        *_kept(record, id_),
         (contract.ERROR, error.code.encode()),
         (contract.ERROR_MESSAGE, _message(error)),
         (contract.STAGE, stage.encode()),
@@ -153,14 +166,14 @@ def dead_letter_headers(
 def retry_headers(record: Record, envelope: Envelope, id_: str, *, attempts: int, not_before_ms: int) -> HeaderList:
     """The record's headers with the attempts counted in them, so that no rebalance resets the count."""
     return [
-        *_kept(record, envelope, id_),
+        *_kept(record, id_),
         (contract.NOT_BEFORE, str(not_before_ms).encode()),
         *_provenance(record, envelope, attempts),
     ]
 
 
 def replay_headers(headers: Headers) -> Headers:
-    """A dead letter's headers as its producer wrote them, so that it starts over."""
+    """A dead letter's headers as its producer wrote them, so that it starts over. An id that was made stays."""
     return tuple(header for header in headers if header[0] not in _OF_A_DEATH)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from consumers.bundle import Bundle, Desk, Failure, fail_records
-from consumers.ends import record_id
+from consumers.ends import deadline_ms_of, record_id
 from consumers.kafka import Record
 from consumers.ledger import Chunk
 from consumers.partition import Partition
@@ -95,6 +95,9 @@ class Intake:
                 if envelope.not_before_ms is None:
                     self._group(partition, chunk, indices, records, [envelope] * len(records))
                     return
+        now = now_ms()
+        # A producer may set the header as well, but nothing is held longer than a retry would be.
+        latest = now + partition.route.config.retry.max_delay_ms
         kept: tuple[list[int], list[Record], list[Envelope]] = ([], [], [])
         failures: list[Failure] = []
         for index, record in zip(indices, records, strict=True):
@@ -106,8 +109,8 @@ class Intake:
                 continue
             if record.value is None:
                 self._tombstone(partition, chunk, index, record)
-            elif envelope.not_before_ms is not None and envelope.not_before_ms > now_ms():
-                partition.hold(envelope.not_before_ms, chunk, index, record)
+            elif envelope.not_before_ms is not None and envelope.not_before_ms > now:
+                partition.hold(min(envelope.not_before_ms, latest), chunk, index, record)
             else:
                 kept[0].append(index)
                 kept[1].append(record)
@@ -142,17 +145,15 @@ class Intake:
     ) -> None:
         """Decodes together what can be batched together; refuses what is too late or in no known form."""
         route = partition.route
-        default_ms = route.config.queue.default_deadline_ms
+        queue = route.config.queue
         now = now_ms()
         positions_of: dict[_Batchable, Sequence[int]] = {}
         failures: list[Failure] = []
         forms: dict[tuple[str, int | None], Form] = {}
         # Equal headers parse to one and the same envelope, so a fetch of them is judged by its first record.
-        alike = default_ms is None and envelopes.count(envelopes[0]) == len(envelopes)
+        alike = queue.default_deadline_ms is None and envelopes.count(envelopes[0]) == len(envelopes)
         for position, envelope in enumerate(envelopes[:1] if alike else envelopes):
-            deadline = envelope.deadline_ms
-            if deadline is None and default_ms is not None:
-                deadline = records[position].timestamp + default_ms
+            deadline = deadline_ms_of(records[position], envelope, queue)
             try:
                 if deadline is not None and deadline <= now:
                     raise Expired(f"deadline passed {now - deadline} ms before the record was read")

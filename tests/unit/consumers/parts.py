@@ -5,16 +5,37 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from aiokafka import TopicPartition
 
+from consumers.bundle import Desk
+from consumers.ends import HeaderList
 from consumers.hooks import End, Traced
+from consumers.intake import Intake
+from consumers.outbox import Outbox
+from consumers.parcels import Receipt
 from consumers.partition import Partition
 from consumers.route import Route, route_for
+from gpu_runtime.fake import ManualClock
+from gpu_runtime.request import Outcome, Request
+from gpu_runtime.runtime import Runtime
+from schemas.errors import HeadraceError
 from schemas.model import ModelConfig, QueuePolicy, RetryPolicy, TensorSpec
 from schemas.record import Headers, Topics
 
-__all__ = ["FakeRecord", "RecordingHooks", "config", "partition", "route"]
+__all__ = [
+    "FakeOutbox",
+    "FakeRecord",
+    "FakeRuntime",
+    "RecordingHooks",
+    "Scene",
+    "Sent",
+    "config",
+    "echo",
+    "partition",
+    "route",
+]
 
 
 @dataclass(slots=True)
@@ -104,3 +125,124 @@ class RecordingHooks:
         """Ends counted so far, by name."""
         ends = ("result", "error_reply", "dead_letter", "expired", "cancelled", "retry", "tombstone")
         return {end: self.counts[end] for end in ends if self.counts[end]}
+
+
+@dataclass(slots=True)
+class Sent:
+    """One record given to the outbox; `ack` or `refuse` it as the broker would."""
+
+    topic: str
+    partition: int | None
+    key: bytes | None
+    value: bytes | None
+    headers: HeaderList
+    index: int
+    receipt: Receipt
+    to_reply: bool
+
+    def ack(self) -> None:
+        self.receipt.delivered([self.index])
+
+    def refuse(self, error: HeadraceError) -> None:
+        self.receipt.refused(self.index, error)
+
+    def header(self, name: str) -> str | None:
+        """The last value under ``name``."""
+        value = dict(self.headers).get(name)
+        return None if value is None else value.decode()
+
+
+class FakeOutbox:
+    """``calls``: records of each call of `add_many`."""
+
+    def __init__(self) -> None:
+        self.sent: list[Sent] = []
+        self.calls: list[int] = []
+        self.pending = 0
+        self.congested = False
+
+    def add_many(
+        self,
+        topic: str,
+        *,
+        keys: Sequence[bytes | None],
+        values: Sequence[bytes | None],
+        headers: Sequence[HeaderList],
+        indices: Sequence[int],
+        receipt: Receipt,
+        partition: int | None = None,
+        to_reply: bool = False,
+    ) -> None:
+        self.calls.append(len(indices))
+        for key, value, each, index in zip(keys, values, headers, indices, strict=True):
+            assert isinstance(each, list), "aiokafka takes lists only"
+            self.sent.append(Sent(topic, partition, key, value, each, index, receipt, to_reply))
+
+    def take(self) -> list[Sent]:
+        """What was given since the last call."""
+        sent, self.sent = self.sent, []
+        return sent
+
+
+class FakeRuntime:
+    """Accepts requests while ``capacity`` rows last; the test answers them."""
+
+    def __init__(self, capacity: int = 1_000) -> None:
+        self.capacity = capacity
+        self.requests: list[Request] = []
+        self.backlogs: list[bool] = []
+
+    def try_submit(self, model: str, request: Request) -> bool:
+        if request.rows > self.capacity:
+            return False
+        self.capacity -= request.rows
+        self.requests.append(request)
+        return True
+
+    def room(self, model: str) -> int:
+        return self.capacity
+
+    def set_backlog(self, model: str, backlog: bool) -> None:
+        self.backlogs.append(backlog)
+
+    def take(self) -> list[Request]:
+        """Accepted since the last call."""
+        requests, self.requests = self.requests, []
+        return requests
+
+
+def echo(request: Request, errors: Mapping[int, HeadraceError] | None = None) -> None:
+    """Answers ``y = x``; rows in ``errors`` failed."""
+    failed = dict(errors or {})
+    outputs = None if len(failed) == request.rows else {"y": request.tensors["x"]}
+    request.on_done(Outcome(outputs, failed, queue_s=0.1, compute_s=0.2, batch_rows=request.rows))
+
+
+class Scene:
+    """An intake over one partition, with everything around it in the test's hand."""
+
+    def __init__(self, model: ModelConfig | None = None, *, tombstones: str = "skip", capacity: int = 1_000) -> None:
+        self.route = route(model)
+        self.partition = partition(self.route)
+        self.outbox = FakeOutbox()
+        self.runtime = FakeRuntime(capacity)
+        self.hooks = RecordingHooks()
+        self.clock = ManualClock()
+        self.woken = 0
+        self.desk = Desk(cast(Outbox, self.outbox), self.hooks, self._wake)
+        self.intake = Intake(cast(Runtime, self.runtime), self.desk, tombstones=tombstones, clock=self.clock)
+        self._next = 0
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def take(self, *records: FakeRecord) -> None:
+        """Fetches records, which get the next offsets."""
+        for record in records:
+            record.offset = self._next
+            self._next += 1
+        self.intake.take(self.partition, records)
+
+    @property
+    def position(self) -> int | None:
+        return self.partition.ledger.position()
