@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from aiokafka import TopicPartition
@@ -21,8 +22,8 @@ from aiokafka.errors import (
 from consumers.assignment import Assignment
 from consumers.hooks import NodeHooks
 from consumers.intake import Intake
+from consumers.kafka import Record
 from consumers.outbox import Outbox
-from consumers.partition import Partition
 from gpu_runtime.runtime import Runtime
 from schemas.clock import Clock, monotonic
 from schemas.errors import Unavailable
@@ -37,6 +38,7 @@ _MAX_RECORDS: Final = 512
 _IDLE_POLL_S: Final = 0.2
 _PAUSED_POLL_S: Final = 0.02
 """The longest that a partition with room waits while another one has none."""
+_FAILED_POLL_S: Final = 0.5
 _MAX_UNSENT_RECORDS: Final = 50_000
 _NOWHERE: Final = TopicPartition("", 0)
 """Fetching from it fetches nothing, and tells the group that this member is alive."""
@@ -89,6 +91,7 @@ class PollLoop:
             await self._settle()
             self._assignment.in_step = True
             epoch = self._assignment.epoch
+            self._wake.clear()  # before looking: room that appears during the fetch must end the rest after it
             self._take_due()
             wanted, paused = self._wanted()
             fetched = await self._fetch(wanted, self._patience_s(paused))
@@ -101,10 +104,10 @@ class PollLoop:
             if self.stopping and fetched:  # told to stop while the fetch was under way
                 self._assignment.rewind(fetched)
                 fetched = {}
+            self._note_backlog(fetched)
             for tp, records in fetched.items():
                 partition = self._assignment.partitions.get(tp)
                 if partition is not None and records:
-                    self._note_backlog(partition)
                     self._intake.take(partition, records)
             self.busy_since = None
             if paused and not fetched:
@@ -117,6 +120,7 @@ class PollLoop:
         """Until the assignment can be worked on. Polls meanwhile: the group gives up on a member that does not, and a
         revoke may wait for a batch longer than ``max_poll_interval_ms``."""
         while not self._assignment.settled.is_set():
+            self._wake.clear()
             await self._fetch([_NOWHERE], 0.0)
             await self._rest()
 
@@ -132,7 +136,7 @@ class PollLoop:
         except KafkaError as error:
             self.trouble = f"fetching failed: {error!r}"
             log.warning(self.trouble)
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(_FAILED_POLL_S)
             return {}
         self.trouble = ""
         return fetched
@@ -179,16 +183,20 @@ class PollLoop:
             if partition.next_due_ms is not None:
                 self._intake.take_due(partition)
 
-    def _note_backlog(self, partition: Partition) -> None:
-        """With more to fetch than was fetched, a batch has nothing to wait for."""
-        end = self._consumer.highwater(partition.tp)
-        delivered = partition.ledger.next_offset
-        behind = end is not None and delivered is not None and end - delivered > _MAX_RECORDS
-        self._runtime.set_backlog(partition.route.model, behind)
+    def _note_backlog(self, fetched: Mapping[Any, Sequence[Record]]) -> None:
+        """With more to fetch than one fetch takes, over all its partitions, a model's batch has nothing to wait for."""
+        behind: dict[str, int] = {}
+        for tp, records in fetched.items():
+            partition = self._assignment.partitions.get(tp)
+            if partition is not None and records:
+                end = self._consumer.highwater(tp)
+                model = partition.route.model
+                behind[model] = behind.get(model, 0) + max(0, (end or 0) - records[0].offset)
+        for model, records_left in behind.items():
+            self._runtime.set_backlog(model, records_left > _MAX_RECORDS)
 
     async def _rest(self) -> None:
         """Until room appears, but not so long that partitions with room would notice."""
-        self._wake.clear()
         try:
             async with asyncio.timeout(_PAUSED_POLL_S):
                 await self._wake.wait()

@@ -185,22 +185,23 @@ class FakeOutbox:
 
 
 class FakeRuntime:
-    """Accepts requests while ``capacity`` rows last; the test answers them."""
+    """Accepts requests while ``capacity`` rows last, none for the models in ``full``; the test answers them."""
 
     def __init__(self, capacity: int = 1_000) -> None:
         self.capacity = capacity
+        self.full: set[str] = set()
         self.requests: list[Request] = []
         self.backlogs: list[bool] = []
 
     def try_submit(self, model: str, request: Request) -> bool:
-        if request.rows > self.capacity:
+        if request.rows > self.room(model):
             return False
         self.capacity -= request.rows
         self.requests.append(request)
         return True
 
     def room(self, model: str) -> int:
-        return self.capacity
+        return 0 if model in self.full else self.capacity
 
     def set_backlog(self, model: str, backlog: bool) -> None:
         self.backlogs.append(backlog)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import pytest
 from aiokafka import errors as kafka_errors
@@ -79,16 +80,19 @@ class Scene:
 
 @pytest.fixture
 async def scene() -> AsyncIterator[Scene]:
-    async for each in running(Scene(FakeBroker(out=1, other=3))):
+    async with running(Scene(FakeBroker(out=1, other=3))) as each:
         yield each
 
 
+@asynccontextmanager
 async def running(scene: Scene) -> AsyncIterator[Scene]:
     await scene.outbox.start()
     work = asyncio.create_task(scene.outbox.run())
-    yield scene
-    await scene.outbox.close(Deadline(0.0, scene.clock))
-    await work
+    try:
+        yield scene
+    finally:
+        await scene.outbox.close(Deadline(0.0, scene.clock))
+        await work
 
 
 async def test_a_record_is_finished_when_the_broker_has_acknowledged_it_and_not_before(scene: Scene) -> None:
@@ -120,7 +124,7 @@ async def test_while_one_batch_is_under_way_the_next_one_fills(scene: Scene) -> 
 
 
 async def test_a_full_batch_goes_and_another_is_begun() -> None:
-    async for scene in running(Scene(FakeBroker(1_000, out=1))):
+    async with running(Scene(FakeBroker(1_000, out=1))) as scene:
         values = [bytes([number]) * 300 for number in range(10)]
         scene.add("out", *values)
         await scene.idle()
@@ -161,7 +165,7 @@ async def test_trouble_is_told_while_it_lasts(scene: Scene) -> None:
 
 
 async def test_a_record_above_the_limit_is_refused_alone_and_without_asking_the_broker() -> None:
-    async for scene in running(Scene(FakeBroker(out=1), max_record_bytes=1_000)):
+    async with running(Scene(FakeBroker(out=1), max_record_bytes=1_000)) as scene:
         scene.add("out", b"a", b"b" * 2_000, b"c", b"d" * 2_000)
         await scene.idle()
         assert scene.broker.values("out") == [b"a", b"c"]
@@ -174,7 +178,7 @@ async def test_a_record_above_the_limit_is_refused_alone_and_without_asking_the_
 
 
 async def test_headers_count_towards_the_limit_of_a_record() -> None:
-    async for scene in running(Scene(FakeBroker(out=1), max_record_bytes=1_000)):
+    async with running(Scene(FakeBroker(out=1), max_record_bytes=1_000)) as scene:
         scene.add("out", b"v" * 600, headers=[[("h", b"x" * 500)]])
         await scene.idle()
         assert list(scene.receipt.refused_) == [0]
@@ -335,7 +339,7 @@ async def test_what_is_added_before_it_runs_goes_when_it_does() -> None:
     scene.add("nowhere", b"b", to_reply=True, first=1)
     await turns()
     assert scene.broker.lookups == []
-    async for each in running(scene):
+    async with running(scene) as each:
         await each.idle()
     assert (scene.receipt.delivered_, list(scene.receipt.refused_)) == ([0], [1])
 
