@@ -12,6 +12,7 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from infra.topics import committed, end_offsets
+from schemas.errors import Unavailable
 from schemas.record import Topics
 from tests.support.nodes import NodeProcess, node_process
 from tests.support.records import Sent, Stored, committed_offsets, make_topic, produce, read_all, unique
@@ -89,8 +90,15 @@ class Scene:
         return sorted(values_of(await self.results(model, count, **reading)))
 
     async def result_count(self, model: str) -> int:
-        """Records on the results topic."""
-        return sum((await end_offsets(self.bootstrap, [self.topics.results(model)])).values())
+        """Records on the results topic; asks again while a broker that is dying is asked."""
+
+        async def counted() -> list[int]:
+            try:
+                return [sum((await end_offsets(self.bootstrap, [self.topics.results(model)])).values())]
+            except Unavailable:
+                return []
+
+        return (await eventually(counted, 30, every_s=0.2, why="the brokers to say where the results end"))[0]
 
     async def committed(self, model: str) -> dict[int, int]:
         """partition -> next offset to read."""
@@ -107,8 +115,11 @@ class Scene:
         topics = [topic for model in models for topic in (self.topics.requests(model), self.topics.retry(model))]
 
         async def nothing_left() -> bool:
-            ends = await end_offsets(self.bootstrap, topics)
-            done = await committed(self.bootstrap, self.group)
+            try:
+                ends = await end_offsets(self.bootstrap, topics)
+                done = await committed(self.bootstrap, self.group)
+            except Unavailable:
+                return False
             return all(done.get(place, 0) == end for place, end in ends.items())
 
         await eventually(nothing_left, deadline_s, every_s=0.1, why=f"every record of {models} to be committed")
