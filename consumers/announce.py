@@ -11,6 +11,7 @@ from typing import Any
 
 from aiokafka.errors import KafkaError
 
+from consumers.kafka import known_partitions
 from consumers.route import Route
 from schemas.clock import Deadline
 from schemas.record import Topics
@@ -44,22 +45,29 @@ def _model_entry(route: Route) -> ModelEntry:
     )
 
 
-async def _put(producer: Any, topic: str, key: bytes, value: bytes | None) -> None:
+async def _put(producer: Any, topic: str, key: bytes, value: bytes | None) -> bool:
     try:
         async with asyncio.timeout(_DEADLINE_S):
+            await known_partitions(producer, topic)
             await producer.send_and_wait(topic, value=value, key=key)
     except (KafkaError, TimeoutError) as error:
         # The registry informs; serving does not hang on it.
         log.warning("registry entry %s was not written: %r", key.decode(), error)
+        return False
+    return True
+
+
+async def _put_model(producer: Any, topics: Topics, route: Route) -> bool:
+    return await _put(producer, topics.registry, model_key(route.model), encode_entry(_model_entry(route)))
 
 
 async def announce(
     producer: Callable[[], Any], topics: Topics, routes: list[Route], entry: Callable[[], NodeEntry], interval_s: float
 ) -> None:
-    """Writes the models once, then the node's entry every interval, for ever."""
-    for route in routes:
-        await _put(producer(), topics.registry, model_key(route.model), encode_entry(_model_entry(route)))
+    """Writes each model until that has succeeded once, and the node's entry every interval, for ever."""
+    unwritten = routes
     while True:
+        unwritten = [route for route in unwritten if not await _put_model(producer(), topics, route)]
         current = entry()
         await _put(producer(), topics.registry, node_key(current.id), encode_entry(current))
         await asyncio.sleep(interval_s)

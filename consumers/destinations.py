@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, Final
 
 from aiokafka import errors as kafka_errors
 
 from consumers.backoff import FIRST_S, Backoff
+from consumers.kafka import known_partitions
 from consumers.parcels import Entry, entry_bytes
 from schemas.clock import Clock, monotonic
 from schemas.errors import HeadraceError, Unavailable
@@ -142,5 +143,4 @@ class Destinations:
 
     async def _lookup(self, topic: str) -> int:
         async with asyncio.timeout(_LOOKUP_DEADLINE_S):
-            lookup: Awaitable[set[int]] = self._producer().partitions_for(topic)
-            return len(await lookup or ())
+            return len(await known_partitions(self._producer(), topic))

@@ -14,7 +14,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from consumers.assignor import assignor_class
 from schemas.record import Headers
 
-__all__ = ["FIXED", "Record", "TopicPartition", "make_consumer", "make_producer"]
+__all__ = ["FIXED", "Record", "TopicPartition", "known_partitions", "make_consumer", "make_producer"]
 
 
 class Record(Protocol):
@@ -73,3 +73,17 @@ def make_producer(bootstrap: str, kafka: Mapping[str, object]) -> Any:
     """A producer whose acknowledgement means that every in-sync replica has the record, once."""
     settings = {"max_batch_size": _PRODUCE_BATCH_BYTES, **_accepted(AIOKafkaProducer, kafka)}
     return AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all", enable_idempotence=True, **settings)
+
+
+async def known_partitions(producer: Any, topic: str) -> set[int]:
+    """The topic's partitions, which the producer keeps knowing from now on. Ask before each send.
+
+    A producer starts out knowing every topic, but remembers only those it was asked to when it next looks one up. A
+    batch for a forgotten topic lies in the producer until its request times out.
+
+    Raises:
+        KafkaError: there is no such topic, or it is closed to us.
+    """
+    await producer.client.add_topic(topic)
+    found: set[int] = await producer.partitions_for(topic)
+    return found

@@ -10,13 +10,14 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from aiokafka import errors as kafka_errors
 
 from consumers.backoff import FIRST_S, Backoff
 from consumers.destinations import Destinations
 from consumers.ends import HeaderList
+from consumers.kafka import known_partitions
 from consumers.live_producer import PRODUCER_IS_DEAD, LiveProducer
 from consumers.parcels import Entry, Parcel, Receipt, part_of, record_bytes, spread
 from schemas.clock import Clock, Deadline, monotonic
@@ -27,6 +28,7 @@ __all__ = ["Outbox"]
 
 log = logging.getLogger("headrace.outbox")
 
+_LOOKUP_DEADLINE_S: Final = 10.0
 _TOO_LARGE = (
     kafka_errors.MessageSizeTooLargeError,
     kafka_errors.RecordListTooLargeError,
@@ -357,7 +359,12 @@ class Outbox:
 
 async def _send(producer: Any, lane: _Lane, parcel: Parcel) -> None:
     """Returns when the broker has acknowledged the parcel. Raises: KafkaError."""
-    if lane.partition not in await producer.partitions_for(lane.topic):
+    try:
+        async with asyncio.timeout(_LOOKUP_DEADLINE_S):
+            known = await known_partitions(producer, lane.topic)
+    except TimeoutError:  # also of a producer that another lane has just replaced
+        raise kafka_errors.KafkaTimeoutError(f"the broker does not tell the partitions of {lane.topic}") from None
+    if lane.partition not in known:
         # The producer itself would fail an assertion. A topic made anew may have fewer partitions than before.
         raise kafka_errors.UnknownTopicOrPartitionError(f"{lane.topic} has no partition {lane.partition}")
     sent = await producer.send_batch(parcel.builder, lane.topic, partition=lane.partition)

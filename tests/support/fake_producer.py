@@ -136,6 +136,14 @@ class _Cluster:
 class _Client:
     def __init__(self, broker: FakeBroker) -> None:
         self.cluster = _Cluster(broker)
+        self.tracked: set[str] = set()
+        self.closed = False
+
+    async def add_topic(self, topic: str) -> bool:
+        if topic not in self.tracked and self.closed:
+            await asyncio.Event().wait()  # as with aiokafka: nobody is left to ask the broker
+        self.tracked.add(topic)
+        return True
 
 
 class FakeProducer:
@@ -156,7 +164,7 @@ class FakeProducer:
 
     async def stop(self) -> None:
         await asyncio.sleep(0)
-        self.stopped = True
+        self.stopped = self.client.closed = True
 
     def die(self, error: Exception) -> None:
         self.death = error
@@ -181,6 +189,8 @@ class FakeProducer:
             raise AssertionError("a batch can be sent once only")
         if partition not in await self.partitions_for(topic):
             raise AssertionError("Unrecognized partition")  # as aiokafka does
+        if topic not in self.client.tracked:
+            raise AssertionError(f"{topic} may be forgotten while its batch lies in the producer")
         batch.sent = True
         attempt = Attempt(topic, partition, batch, asyncio.get_running_loop().create_future())
         self._broker._take(attempt)

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiokafka import errors as kafka_errors
 
+import consumers.outbox
 from consumers.ends import HeaderList
 from consumers.outbox import Outbox
 from consumers.partitioning import partition_of
@@ -384,3 +385,20 @@ async def test_a_topic_of_our_own_that_was_deleted_is_looked_for_again(scene: Sc
     scene.broker.topics["out"] = 1
     await scene.idle()
     assert scene.receipt.delivered_ == [0, 1]
+
+
+async def test_a_producer_that_was_replaced_meanwhile_and_answers_nothing_is_not_waited_for(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumers.outbox, "_LOOKUP_DEADLINE_S", 0.0)
+    scene.add("out", b"a")
+    await scene.idle()
+    stale = scene.broker.producers[0]
+    await stale.stop()
+    stale.client.tracked.clear()
+    scene.add("out", b"b", first=1)
+    await until(lambda: "does not tell the partitions" in scene.outbox.trouble)
+    stale.client.tracked.add("out")
+    await scene.idle()
+    assert scene.receipt.delivered_ == [0, 1]
+    assert len(scene.broker.producers) == 2
