@@ -263,6 +263,8 @@ class Client:
         size = len(value) + len(raw_key or b"") + sum(len(name) + len(text or b"") for name, text in headers)
         try:
             async with asyncio.timeout(deadline.remaining_s):
+                # A topic that was not asked for is forgotten at the next look-up, even while a record for it waits.
+                await self._producer.client.add_topic(topic)
                 metadata = await self._producer.send_and_wait(topic, value, key=raw_key, headers=headers)
         except TimeoutError:
             raise Unavailable(f"topic {topic} on {self.broker.bootstrap} took no record before the deadline") from None
