@@ -26,7 +26,7 @@ from schemas.errors import Cancelled, Expired, HeadraceError
 from schemas.record import Envelope, Headers, ReplyTo, now_ms
 from schemas.tensors import Tensors
 
-__all__ = ["Bundle", "Desk", "Failure", "fail_records"]
+__all__ = ["Bundle", "Desk", "Failure", "fail_records", "fail_unbatched"]
 
 log = logging.getLogger("headrace.bundle")
 
@@ -129,6 +129,17 @@ def fail_records(desk: Desk, partition: Partition, chunk: Chunk, failures: Seque
             )
         else:
             conclude(failure)
+
+
+def fail_unbatched(desk: Desk, partition: Partition, chunk: Chunk, failures: Sequence[Failure]) -> None:
+    """As `fail_records`, for records that never came into a bundle, and so have no spans yet."""
+    traced = desk.hooks.trace(partition.route.model, [failure.record.headers for failure in failures])
+    if traced is not None:
+        for at, failure in enumerate(failures):
+            failure.traceparent = traced.traceparent(at)
+    fail_records(desk, partition, chunk, failures)
+    if traced is not None:
+        traced.finish(0.0, 0.0, 0, {at: failure.error.code for at, failure in enumerate(failures)})
 
 
 def _reply_error(desk: Desk, failure: Failure, receipt: _Ending) -> None:

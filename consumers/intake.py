@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from consumers.bundle import Bundle, Desk, Failure, fail_records
+from consumers.bundle import Bundle, Desk, Failure, fail_unbatched
 from consumers.ends import deadline_ms_of, record_id
 from consumers.kafka import Record
 from consumers.ledger import Chunk
@@ -116,7 +116,7 @@ class Intake:
                 kept[1].append(record)
                 kept[2].append(envelope)
         if failures:
-            fail_records(self._desk, partition, chunk, failures)
+            fail_unbatched(self._desk, partition, chunk, failures)
         if kept[0]:
             self._group(partition, chunk, *kept)
 
@@ -171,7 +171,7 @@ class Intake:
                 else:
                     positions_of.setdefault(key, []).append(position)  # type: ignore[attr-defined] # lists, if unlike
         if failures:
-            fail_records(self._desk, partition, chunk, failures)
+            fail_unbatched(self._desk, partition, chunk, failures)
         for (form, deadline, priority), positions in positions_of.items():
             if len(positions) == len(records):
                 batch = (indices, records, envelopes)
@@ -204,7 +204,7 @@ class Intake:
                 _failure(records[position], envelopes[position], indices[position], error)
                 for position, error in sorted(decoded.failures.items())
             ]
-            fail_records(self._desk, partition, chunk, failures)
+            fail_unbatched(self._desk, partition, chunk, failures)
         for group in decoded.groups:
             for part in _by_urgency(group):
                 at = part.indices
