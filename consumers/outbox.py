@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -18,6 +17,7 @@ from consumers.backoff import FIRST_S, Backoff
 from consumers.destinations import Destinations
 from consumers.ends import HeaderList
 from consumers.kafka import known_partitions
+from consumers.lane import Lane
 from consumers.live_producer import PRODUCER_IS_DEAD, LiveProducer
 from consumers.parcels import Entry, Parcel, Receipt, part_of, record_bytes, spread
 from schemas.clock import Clock, Deadline, monotonic
@@ -39,23 +39,6 @@ _NO_SUCH_PLACE = (
     kafka_errors.InvalidTopicError,
     kafka_errors.TopicAuthorizationFailedError,
 )
-
-
-class _Lane:
-    """One output partition: the parcel being filled, those that are full, and the task that sends them in order."""
-
-    __slots__ = ("filling", "full", "partition", "task", "topic")
-
-    def __init__(self, topic: str, partition: int) -> None:
-        self.topic = topic
-        self.partition = partition
-        self.filling: Parcel | None = None
-        self.full: deque[Parcel] = deque()
-        self.task: asyncio.Task[None] | None = None
-
-    @property
-    def key(self) -> tuple[str, int]:
-        return self.topic, self.partition
 
 
 class Outbox:
@@ -88,7 +71,7 @@ class Outbox:
         self._max_record_bytes = max_record_bytes
         self._max_pending_bytes = max_pending_bytes
         self._first_backoff_s = first_backoff_s
-        self._lanes: dict[tuple[str, int], _Lane] = {}
+        self._lanes: dict[tuple[str, int], Lane] = {}
         self._troubles: dict[tuple[str, int], str] = {}
         self._next_partition = 0
         self._pending = 0
@@ -209,72 +192,23 @@ class Outbox:
     def _append(self, topic: str, partition: int, entry: Entry) -> None:
         lane = self._lanes.get((topic, partition))
         if lane is None:
-            lane = self._lanes[(topic, partition)] = _Lane(topic, partition)
-        self._fill(lane, entry)
-        self._wake(lane)
-
-    def _fill(self, lane: _Lane, entry: Entry) -> None:
-        timestamp = now_ms()
-        start = 0
-        position = 0
-        parcel = lane.filling
-        before = 0 if parcel is None else parcel.builder.size()
-        size = len(entry.indices)
-        while position < size:
-            if parcel is None:
-                parcel = lane.filling = Parcel(self._live.current.create_batch())
-                before = 0
-            if len(entry.values[position] or b"") > self._max_record_bytes // 2:
-                size_bytes = record_bytes(entry, position)
-                if size_bytes > self._max_record_bytes:
-                    self._take(parcel, entry, start, position, before)
-                    before = parcel.builder.size()
-                    self._refuse(part_of(entry, [position]), _too_large(size_bytes, self._max_record_bytes, lane))
-                    position += 1
-                    start = position
-                    continue
-            appended = parcel.builder.append(
-                timestamp=timestamp,
-                key=entry.keys[position],
-                value=entry.values[position],
-                headers=entry.headers[position],
-            )
-            if appended is None:
-                self._take(parcel, entry, start, position, before)
-                lane.full.append(parcel)
-                parcel = lane.filling = None
-                start = position
-            else:
-                position += 1
-        if parcel is not None:
-            self._take(parcel, entry, start, position, before)
-
-    def _take(self, parcel: Parcel, entry: Entry, start: int, end: int, before: int) -> None:
-        """Notes that records ``start`` to ``end`` of the entry are in the parcel."""
-        if end == start:
-            return
-        grown = parcel.builder.size() - before
-        parcel.size_bytes += grown
+            lane = self._lanes[(topic, partition)] = Lane(topic, partition)
+        grown, too_large = lane.fill(entry, self._live.current.create_batch, self._max_record_bytes)
         self._sending_bytes += grown
-        parcel.count += end - start
-        parcel.entries.append(entry if end - start == len(entry.indices) else part_of(entry, range(start, end)))
+        for at, size_bytes in too_large:
+            self._refuse(part_of(entry, [at]), _too_large(size_bytes, self._max_record_bytes, lane))
+        self._wake(lane)
 
     # -- sending -----------------------------------------------------------------------------------------------
 
-    def _wake(self, lane: _Lane) -> None:
+    def _wake(self, lane: Lane) -> None:
         if lane.task is None and self._tasks is not None and (lane.filling is not None or lane.full):
             lane.task = self._tasks.create_task(self._drive(lane))
 
-    async def _drive(self, lane: _Lane) -> None:
+    async def _drive(self, lane: Lane) -> None:
         """Sends a lane's parcels one after the other; while one is under way the next one fills."""
         try:
-            while True:
-                if lane.full:
-                    parcel = lane.full.popleft()
-                elif lane.filling is not None:
-                    parcel, lane.filling = lane.filling, None
-                else:
-                    break
+            while (parcel := lane.next_parcel()) is not None:
                 if parcel.count:
                     await self._deliver(lane, parcel)
         finally:
@@ -282,7 +216,7 @@ class Outbox:
         if self._lanes.get(lane.key) is lane:
             del self._lanes[lane.key]
 
-    async def _deliver(self, lane: _Lane, parcel: Parcel) -> None:
+    async def _deliver(self, lane: Lane, parcel: Parcel) -> None:
         backoff = Backoff(self._first_backoff_s)
         while True:
             producer = self._live.current
@@ -310,7 +244,7 @@ class Outbox:
                     entry.receipt.delivered(entry.indices)
                 return
 
-    async def _deliver_singly(self, lane: _Lane, parcel: Parcel) -> None:
+    async def _deliver_singly(self, lane: Lane, parcel: Parcel) -> None:
         """The broker refused the batch for what is in it: only the records at fault must fail."""
         self._settle_bytes(parcel)
         for entry in parcel.entries:
@@ -333,7 +267,7 @@ class Outbox:
 
     # -- accounts ----------------------------------------------------------------------------------------------
 
-    def _give_back(self, lane: _Lane, parcel: Parcel, error: kafka_errors.KafkaError) -> None:
+    def _give_back(self, lane: Lane, parcel: Parcel, error: kafka_errors.KafkaError) -> None:
         self._settle_bytes(parcel)
         for entry in parcel.entries:
             if isinstance(error, _TOO_LARGE):
@@ -357,7 +291,7 @@ class Outbox:
         parcel.size_bytes = 0
 
 
-async def _send(producer: Any, lane: _Lane, parcel: Parcel) -> None:
+async def _send(producer: Any, lane: Lane, parcel: Parcel) -> None:
     """Returns when the broker has acknowledged the parcel. Raises: KafkaError."""
     try:
         async with asyncio.timeout(_LOOKUP_DEADLINE_S):
@@ -382,11 +316,11 @@ def _is_final(error: kafka_errors.KafkaError, parcel: Parcel) -> bool:
     return refused or isinstance(error, _NO_SUCH_PLACE)
 
 
-def _what(size: int, lane: _Lane) -> str:
+def _what(size: int, lane: Lane) -> str:
     return f"a record of {size:,} bytes for {lane.topic}"
 
 
-def _too_large(size: int, limit: int, lane: _Lane) -> TooLargeError:
+def _too_large(size: int, limit: int, lane: Lane) -> TooLargeError:
     return TooLargeError(
         f"{_what(size, lane)} is above the limit of {limit:,} bytes; "
         "raise kafka.max_request_size and the topic's max.message.bytes, or return less"

@@ -207,6 +207,9 @@ async def test_room_ends_the_rest_of_a_loop_that_has_nothing_to_fetch(monkeypatc
         await scene.fetches(1)
         await turns()
         assert len(scene.consumer.fetches) == 1, "it rests"
+        scene.poll.wake()
+        await turns()
+        assert len(scene.consumer.fetches) == 2, "it looks again, and rests again"
         scene.runtime.capacity = 10
         scene.put(scene.zero, 0)
         scene.poll.wake()
