@@ -132,7 +132,7 @@ async def test_C3_a_deadline_is_answered_on_time_while_the_model_is_busy_and_nev
             "impatient", request("plain", [[0]], headers=(("headrace-deadline", b"%d" % (now_ms() + 60_000)),))
         )
         await until_running(own)
-        sent = time.monotonic()
+        sent_ms = now_ms()
         by: Headers = (("headrace-deadline", b"%d" % (now_ms() + 500)),)
         in_body = (
             b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,1],"data":[3]}],"parameters":{"timeout":500000}}'
@@ -147,7 +147,8 @@ async def test_C3_a_deadline_is_answered_on_time_while_the_model_is_busy_and_nev
         await node.send("impatient", request("plain", [[6]], headers=to))
         answers = await read_all(noida, replies, count=4)
         (letter,) = await node.dead("echo", 1)
-        assert abs(time.monotonic() - sent - 0.5) <= 0.3
+        for one in (*answers, letter):
+            assert abs(one.timestamp_ms - sent_ms - 500) <= 300, one
         assert {error_of(one)[0] for one in (*answers, letter)} == {"expired"}
         assert letter.key == b"no reply"
         model.open()

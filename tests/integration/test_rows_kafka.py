@@ -1,4 +1,7 @@
-"""Kafka in and out, row by row of the requirements, on a node beside an embedded broker."""
+"""Kafka in and out, row by row of the requirements, on a node beside an embedded broker.
+
+What moves offsets in more than one way runs on Apache Kafka too.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import pytest
 from headrace import Client, TooLargeError
 from headrace.kafka_clients import Broker
 from headrace.overview import read_overview
-from schemas.record import Headers, now_ms
+from schemas.record import Headers, Topics, now_ms
 from tests.support.models import BOOM, ECHO, PICK, tensors, write_model
 from tests.support.nodes import serving, waiting_records
 from tests.support.payloads import FORMS, Form, answer, error_of, request
@@ -65,13 +68,13 @@ async def test_A5_a_failed_record_is_retried_then_buried_and_only_then_passed(
 
 
 async def test_A5_a_record_of_many_rows_and_one_of_another_partition_fail_as_single_ones_do(
-    noida: str, tmp_path: Path
+    any_broker: str, tmp_path: Path
 ) -> None:
     """One bad row fails its whole record and no other, whichever partition they lie in; a caller who waits is told."""
     model = write_model(tmp_path / "models", "pick", PICK, retry=RETRY)
-    replies = await make_topic(noida, unique("replies"))
+    replies = await make_topic(any_broker, unique("replies"))
     to = (("headrace-reply-to", replies.encode()), ("headrace-id", b"call"))
-    async with serving(noida, tmp_path / "models", partitions=3) as node:
+    async with serving(any_broker, tmp_path / "models", partitions=3) as node:
         await node.send(
             "pick",
             request("v2", [[1], [-2], [3]], partition=0, headers=OWN),
@@ -81,7 +84,7 @@ async def test_A5_a_record_of_many_rows_and_one_of_another_partition_fail_as_sin
         )
         results = await node.results("pick", 2)
         (letter,) = await node.dead("pick", 1, settle_s=0.2)
-        (reply,) = await read_all(noida, replies, count=1)
+        (reply,) = await read_all(any_broker, replies, count=1)
         await node.until_committed("pick", {0: 2, 1: 1, 2: 1})
     assert sorted(answer(one).reshape(-1).tolist() for one in results) == [[4.0, 5.0], [7.0]]
     assert own(letter.headers) == OWN
@@ -107,16 +110,16 @@ async def test_A19_null_non_utf8_and_ordinary_headers_pass_byte_for_byte(noida: 
 
 
 async def test_A19_headers_pass_unchanged_through_retries_letters_replies_and_beside_other_headers(
-    noida: str, tmp_path: Path
+    any_broker: str, tmp_path: Path
 ) -> None:
     """Repeated, empty, null and non-UTF-8 headers keep their order on each way out, and one record's never reach
     another record of its batch."""
     write_model(tmp_path / "models", "pick", PICK, retry={**RETRY, "max_attempts": 2})
-    replies = await make_topic(noida, unique("replies"))
+    replies = await make_topic(any_broker, unique("replies"))
     to = ("headrace-reply-to", replies.encode())
     mixed: Headers = (*OWN, ("", b""), ("empty", b""))
     namespace = await waiting_records(
-        noida,
+        any_broker,
         "pick",
         [
             request("v2", [[1]], headers=mixed),
@@ -126,10 +129,10 @@ async def test_A19_headers_pass_unchanged_through_retries_letters_replies_and_be
             request("v2", [[3]], headers=(*mixed[:2], to, *mixed[2:])),
         ],
     )
-    async with serving(noida, tmp_path / "models", namespace=namespace) as node:
+    async with serving(any_broker, tmp_path / "models", namespace=namespace) as node:
         results = await node.results("pick", 2)
         (letter,) = await node.dead("pick", 1)
-        answers = await read_all(noida, replies, count=2)
+        answers = await read_all(any_broker, replies, count=2)
         await node.until_committed("pick", {0: 5})
     assert {answer(one)[0, 0]: own(one.headers) for one in results} == {1.0: mixed, 2.0: ()}
     assert own(letter.headers) == mixed
@@ -162,13 +165,13 @@ async def test_A21_tombstones_are_counted_and_passed_and_their_neighbours_answer
 
 
 async def test_A21_tombstones_are_repeated_on_the_results_topic_where_that_is_the_policy(
-    noida: str, tmp_path: Path
+    any_broker: str, tmp_path: Path
 ) -> None:
     """With ``tombstones: forward`` the key comes out with its null value, beside the neighbours' results."""
     write_model(tmp_path / "models", "echo")
     sent = [request("plain", [[1]], key=b"k"), Sent(None, key=b"k", headers=OWN), request("plain", [[2]], key=b"k")]
-    namespace = await waiting_records(noida, "echo", sent)
-    async with serving(noida, tmp_path / "models", namespace=namespace, tombstones="forward") as node:
+    namespace = await waiting_records(any_broker, "echo", sent)
+    async with serving(any_broker, tmp_path / "models", namespace=namespace, tombstones="forward") as node:
         results = await node.results("echo", 3, settle_s=0.1)
         await node.until_committed("echo", {0: 3})
         assert node.metric("headrace_tombstones_total", model="echo") == 1
@@ -210,13 +213,15 @@ async def test_A23_an_undecodable_record_is_buried_alone(noida: str, tmp_path: P
     assert letter.header("headrace-attempt") == b"1"
 
 
-async def test_A23_each_kind_of_undecodable_record_fails_alone_and_the_node_goes_on(noida: str, tmp_path: Path) -> None:
+async def test_A23_each_kind_of_undecodable_record_fails_alone_and_the_node_goes_on(
+    any_broker: str, tmp_path: Path
+) -> None:
     """Whatever cannot be read is buried with its own value, once, without a retry; what lies between is answered."""
     write_model(tmp_path / "models", "echo", retry=RETRY)
     bad = list(UNREADABLE.values())
     sent = [one for pair in zip(bad, [request("v2", [[at]]) for at in range(len(bad))], strict=True) for one in pair]
-    namespace = await waiting_records(noida, "echo", sent)
-    async with serving(noida, tmp_path / "models", namespace=namespace) as node:
+    namespace = await waiting_records(any_broker, "echo", sent)
+    async with serving(any_broker, tmp_path / "models", namespace=namespace) as node:
         results = await node.results("echo", len(bad), settle_s=0.1)
         letters = await node.dead("echo", len(bad))
         await node.until_committed("echo", {0: len(sent)})
@@ -256,13 +261,15 @@ BIG_TENSORS = {**tensors("INT32", [1]), "outputs": [{"name": "y", "datatype": "B
 THREE_MB = 3 * 1024 * 1024
 
 
-async def test_A25_a_result_above_the_limit_becomes_a_dead_letter_and_is_passed(noida: str, tmp_path: Path) -> None:
+async def test_A25_a_result_above_the_limit_becomes_a_dead_letter_and_is_passed(
+    any_broker: str, tmp_path: Path
+) -> None:
     """A result of 3 MB under a limit of 1 MB ends as an error record that names both; the offset moves over it, and
     small results of the same batch come out."""
     write_model(tmp_path / "models", "big", BIG, **BIG_TENSORS, retry=RETRY)
     sent = [request(form, [[size]], datatype="INT32") for size in (5, THREE_MB, 7) for form in FORMS]
-    namespace = await waiting_records(noida, "big", sent)
-    async with serving(noida, tmp_path / "models", namespace=namespace) as node:
+    namespace = await waiting_records(any_broker, "big", sent)
+    async with serving(any_broker, tmp_path / "models", namespace=namespace) as node:
         results = await node.results("big", 6, settle_s=0.1)
         letters = await node.dead("big", 3)
         await node.until_committed("big", {0: 9})
@@ -273,6 +280,31 @@ async def test_A25_a_result_above_the_limit_becomes_a_dead_letter_and_is_passed(
         assert code == "too_large"
         assert "3,145," in message or "3,146," in message, "with key and headers it is a little more than 3 MB"
         assert "1,048,576" in message
+
+
+@pytest.mark.kafka
+async def test_A25_a_result_that_only_the_topic_refuses_is_an_error_too(kafka: str, tmp_path: Path) -> None:
+    """Below the client's limit and above the topic's: the broker's refusal fails that record alone, with its size, and
+    the caller is told where one waits."""
+    write_model(tmp_path / "models", "big", BIG, **BIG_TENSORS)
+    sent = [request("v2", [[size]], datatype="INT32", key=b"%d" % size) for size in (5, 500_000, 7)]
+    namespace = await waiting_records(kafka, "big", sent)
+    narrow = {"max.message.bytes": "100000"}
+    await make_topic(kafka, Topics(namespace).results("big"), config=narrow)
+    replies = await make_topic(kafka, unique("replies"), config=narrow)
+    async with serving(kafka, tmp_path / "models", namespace=namespace) as node:
+        to = (("headrace-reply-to", replies.encode()),)
+        await node.send("big", request("v2", [[400_000]], datatype="INT32", headers=to, key=b"400000"))
+        results = await node.results("big", 2, settle_s=0.2)
+        (letter,) = await node.dead("big", 1)
+        (reply,) = await read_all(kafka, replies, count=1)
+        await node.until_committed("big", {0: 4})
+    assert [len(answer(one)[0, 0]) for one in results] == [5, 7]
+    assert letter.key == b"500000"
+    for one, size in ((letter, "500,"), (reply, "400,")):
+        code, message = error_of(one)
+        assert code == "too_large"
+        assert size in message
 
 
 async def test_A25_a_waiting_caller_is_told_at_once_with_size_and_limit(noida: str, tmp_path: Path) -> None:
@@ -317,12 +349,19 @@ async def test_A25_a_letter_above_the_limit_is_written_without_its_value(noida: 
     assert len(answer(one)[0, 0]) == 30_000
 
 
-async def test_A28_lag_is_what_is_not_finished_and_never_below_0(noida: str, tmp_path: Path) -> None:
+@pytest.fixture
+def _measured_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lag is measured with every commit, in place of every 2 seconds."""
+    monkeypatch.setattr("consumers.commits.MEASURE_INTERVAL_S", 0.25)
+
+
+@pytest.mark.usefixtures("_measured_often")
+async def test_A28_lag_is_what_is_not_finished_and_never_below_0(any_broker: str, tmp_path: Path) -> None:
     """Ten records done: lag 0. Three not done: lag 3. Both in the metric and in the overview; under load neither is
     ever negative."""
     model = write_model(tmp_path / "models", "echo", max_batch_size=1)
-    broker = Broker(noida)
-    async with serving(noida, tmp_path / "models", partitions=2) as node:
+    broker = Broker(any_broker)
+    async with serving(any_broker, tmp_path / "models", partitions=2) as node:
 
         async def overview_lag() -> int | None:
             views = {one.name: one for one in (await read_overview(broker, node.namespace)).models}
@@ -344,11 +383,11 @@ async def test_A28_lag_is_what_is_not_finished_and_never_below_0(noida: str, tmp
             while True:
                 seen.append(node.metric("headrace_lag_records", model="echo"))
                 seen.append(float(await overview_lag() or 0))
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.05)
 
         watching = asyncio.create_task(watch())
-        await node.send("echo", *[request("plain", [[at]], partition=at % 2) for at in range(500)])
-        await node.until_committed("echo", {0: 257, 1: 256})
+        await node.send("echo", *[request("plain", [[at]], partition=at % 2) for at in range(300)])
+        await node.until_committed("echo", {0: 157, 1: 156})
         await eventually(lambda: node.metric("headrace_lag_records", model="echo") == 0, why="lag of 0")
         watching.cancel()
         await asyncio.wait([watching])
@@ -356,6 +395,7 @@ async def test_A28_lag_is_what_is_not_finished_and_never_below_0(noida: str, tmp
     assert min(seen) >= 0
 
 
+@pytest.mark.usefixtures("_measured_often")
 async def test_A28_a_retry_that_waits_does_not_hide_the_lag_of_the_requests(noida: str, tmp_path: Path) -> None:
     """A model's lag is that of its request and its retry partitions together, whichever was read last."""
     model = write_model(
