@@ -18,7 +18,7 @@ from gpu_runtime.batch import Batch
 from gpu_runtime.batch_run import BatchResult, BatchRunner, is_out_of_memory
 from gpu_runtime.warmup import warmup_batches
 from schemas.clock import Clock, Deadline
-from schemas.errors import DeviceError, HeadraceError, ModelLoadError
+from schemas.errors import DeviceError, HeadraceError, ModelLoadError, RowErrors
 
 __all__ = ["InstanceEvents", "InstanceThread"]
 
@@ -135,7 +135,9 @@ class InstanceThread:
                 text = f"warm-up of model {config.name!r} with {rows} rows failed: {type(error).__name__}: {error}"
                 if config.warmup:
                     raise ModelLoadError(f"{text}; correct the sample or the model") from error
-                _log.info("%s (a made-up sample%s)", text, ", too large" * is_out_of_memory(error))
+                # A model that refuses single rows has run: nothing for an operator to look into.
+                level = logging.DEBUG if isinstance(error, RowErrors) else logging.INFO
+                _log.log(level, "%s (a made-up sample%s)", text, ", too large" * is_out_of_memory(error))
 
     def _close(self, backend: Backend) -> None:
         try:
