@@ -200,34 +200,27 @@ NAMES: dict[Datatype, str] = {name: "object" if name == "BYTES" else str(dtype_o
 async def test_B30_the_model_sees_the_declared_datatype(noida: str, tmp_path: Path) -> None:
     """INT32, INT8, UINT16, FP64, BOOL and every other datatype, in every form that can carry it, reach the model as
     what they were declared, and come back as it."""
-    for name, numpy_name in NAMES.items():
+    for name in NAMES:
         declared = tensors(name, [2])
         telling = {**declared, "outputs": [{"name": "y", "datatype": "BYTES", "shape": [1]}]}
         write_model(tmp_path / "models", f"tell-{name}", TELLING, **telling)
         write_model(tmp_path / "models", f"echo-{name}", ECHO, **declared)
-        assert numpy_name
     async with serving(noida, tmp_path / "models") as node, Client(noida, namespace=node.namespace) as client:
 
         async def told(name: Datatype) -> tuple[Datatype, list[object], list[Array]]:
-            forms: list[Form] = ["binary"]
-            if name not in ("BYTES", "FP16", "BF16"):
-                forms += ["plain", "v2"]
-            answers, echoes = [], []
+            """What the model says that it was given, in each form, and what comes back from the one that repeats it."""
+            binary = {"x": sample(name)}
+            answers: list[object] = [(await client.infer(f"tell-{name}", binary)).outputs["y"].tolist()]
+            echoes = [(await client.infer(f"echo-{name}", binary)).outputs["y"]]
+            # v2 gives the 16-bit floats no JSON, and JSON has no bytes that are not text.
+            forms: tuple[Form, ...] = () if name in ("BYTES", "FP16", "BF16") else ("plain", "v2")
             for form in forms:
-                one = request(form, sample(name), datatype=name)
-                assert one.value is not None
-                headers = dict(one.headers)
-                kind = "application/json" if form != "binary" else ""
-                if form == "binary":
-                    answers.append((await client.infer(f"tell-{name}", {"x": sample(name)})).outputs["y"].tolist())
-                    echoes.append((await client.infer(f"echo-{name}", {"x": sample(name)})).outputs["y"])
-                else:
-                    assert headers == {}
-                    got = await client.infer(f"tell-{name}", one.value, content_type=kind)
-                    answers.append(np.reshape(got.outputs["y"], (1, -1)).tolist())
-                    back = await client.infer(f"echo-{name}", one.value, content_type=kind)
-                    if form == "v2":
-                        echoes.append(back.outputs["y"])
+                value = request(form, sample(name), datatype=name).value or b""
+                said = await client.infer(f"tell-{name}", value, content_type="application/json")
+                answers.append(said.outputs["y"].reshape(1, -1).tolist())
+                back = await client.infer(f"echo-{name}", value, content_type="application/json")
+                if form == "v2":  # a plain answer names no datatypes
+                    echoes.append(back.outputs["y"])
             return name, answers, echoes
 
         found = await asyncio.gather(*[told(name) for name in NAMES])
