@@ -21,7 +21,8 @@ log = logging.getLogger("headrace.commits")
 
 INTERVAL_S: Final = 0.25
 MEASURE_INTERVAL_S: Final = 2.0
-_BROKER_DEADLINE_S: Final = 10.0
+_BROKER_DEADLINE_S: Final = 5.0
+"""A revoke may have to wait for a commit under way, and readiness is not told of a broker's absence before."""
 
 
 class Commits:
@@ -58,6 +59,7 @@ class Commits:
                 log.info("the group rebalanced before a commit; the partitions' next owner starts from the last one")
             except TimeoutError:
                 self.trouble = "the broker did not answer a commit"
+                log.warning(self.trouble)
             except KafkaError as error:
                 self.trouble = f"commit failed: {error!r}"
                 log.warning(self.trouble)
