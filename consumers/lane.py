@@ -49,36 +49,36 @@ class Lane:
             are left out.
         """
         timestamp = now_ms()
+        keys, values, headers = entry.keys, entry.values, entry.headers
+        size = len(entry.indices)
+        # Most records are small, and a look at the longest value says so.
+        look_closer = max(map(len, filter(None, values)), default=0) > max_record_bytes // 2
         grown = start = position = 0
         too_large: list[tuple[int, int]] = []
-        while position < len(entry.indices):
+        while position < size:
             parcel = self.filling
             if parcel is None:
                 parcel = self.filling = Parcel(create_batch())
-            # Most records are small, and a look at the value says so.
-            if len(entry.values[position] or b"") > max_record_bytes // 2:
-                size_bytes = record_bytes(entry, position)
-                if size_bytes > max_record_bytes:
-                    grown += _note(parcel, entry, start, position)
-                    too_large.append((position, size_bytes))
+            append = parcel.builder.append
+            full = False
+            while position < size and not full:
+                if look_closer and record_bytes(entry, position) > max_record_bytes:
+                    break
+                appended = append(
+                    timestamp=timestamp, key=keys[position], value=values[position], headers=headers[position]
+                )
+                if appended is None:
+                    full = True
+                else:
                     position += 1
-                    start = position
-                    continue
-            appended = parcel.builder.append(
-                timestamp=timestamp,
-                key=entry.keys[position],
-                value=entry.values[position],
-                headers=entry.headers[position],
-            )
-            if appended is None:
-                grown += _note(parcel, entry, start, position)
+            grown += _note(parcel, entry, start, position)
+            if full:
                 self.full.append(parcel)
                 self.filling = None
-                start = position
-            else:
+            elif position < size:
+                too_large.append((position, record_bytes(entry, position)))
                 position += 1
-        if self.filling is not None:
-            grown += _note(self.filling, entry, start, position)
+            start = position
         return grown, too_large
 
 
