@@ -24,6 +24,8 @@ log = logging.getLogger("headrace.outbox")
 
 _LOOKUP_DEADLINE_S: Final = 10.0
 _COUNT_TTL_S: Final = 30.0
+_IDLE_TTL_S: Final = 600.0
+"""After so long unused a topic is forgotten: callers come and go, and so do their reply topics."""
 
 
 class Destinations:
@@ -53,6 +55,7 @@ class Destinations:
         self._first_backoff_s = first_backoff_s
         self._clock = clock
         self._counts: dict[str, tuple[int, float]] = {}
+        self._used: dict[str, float] = {}
         self._waiting: dict[str, list[tuple[int | None, Entry]]] = {}
         self._problems: dict[str, str] = {}
         self._tasks: asyncio.TaskGroup | None = None
@@ -82,7 +85,8 @@ class Destinations:
         if known is None:
             return None
         count, fresh_until = known
-        if self._clock() > fresh_until:
+        self._used[topic] = now = self._clock()
+        if now > fresh_until:
             partitions = self._producer().client.cluster.partitions_for_topic(topic)
             if not partitions:
                 del self._counts[topic]
@@ -104,6 +108,17 @@ class Destinations:
         self._counts[topic] = (count, self._clock() + _COUNT_TTL_S)
         return count
 
+    def _forget_idle(self) -> None:
+        """Drops topics that nothing was sent to for long, from the producer's metadata too, which would otherwise ask
+        for each of them for ever. A batch under way is younger than that, and a later one asks again."""
+        now = self._clock()
+        idle = [topic for topic, at in self._used.items() if now - at > _IDLE_TTL_S]
+        for topic in idle:
+            del self._used[topic]
+            self._counts.pop(topic, None)
+        if idle:
+            self._producer().client.set_topics([*self._used, *self._waiting])
+
     def _ask(self, topic: str) -> None:
         if self._tasks is not None:
             task = self._tasks.create_task(self._resolve(topic))
@@ -123,7 +138,9 @@ class Destinations:
             waiting = self._waiting.pop(topic, [])
             if count:
                 self._problems.pop(topic, None)
+                self._used[topic] = self._clock()
                 self._note(topic, count)
+                self._forget_idle()
                 for partition, entry in waiting:
                     self.waiting_bytes -= entry_bytes(entry)
                     self._found(topic, partition, entry, count)

@@ -20,7 +20,7 @@ from schemas.clock import Clock, monotonic
 from schemas.codec import Decoded, DecodedGroup, Form, Limits
 from schemas.codecs import decode_many, form_of
 from schemas.errors import Expired, HeadraceError
-from schemas.record import Envelope, now_ms, parse_headers
+from schemas.record import Envelope, now_ms, parse_headers, salvage_headers
 
 __all__ = ["Intake"]
 
@@ -104,7 +104,7 @@ class Intake:
             try:
                 envelope = _parse(record.headers)
             except HeadraceError as error:
-                envelope = Envelope(passthrough=record.headers)
+                envelope = salvage_headers(record.headers)
                 failures.append(_failure(record, envelope, index, error))
                 continue
             if record.value is None:

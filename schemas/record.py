@@ -23,6 +23,7 @@ __all__ = [
     "check_name",
     "now_ms",
     "parse_headers",
+    "salvage_headers",
 ]
 
 Headers = tuple[tuple[str, bytes | None], ...]
@@ -189,6 +190,19 @@ def parse_headers(headers: Headers) -> Envelope:
         timestamp_ms=_number(TIMESTAMP, get(TIMESTAMP)) if TIMESTAMP in ours else None,
         passthrough=tuple(passthrough),
     )
+
+
+def salvage_headers(headers: Headers) -> Envelope:
+    """What `parse_headers` makes of the headers that are well formed, so that a caller who got another one wrong can
+    still be answered."""
+    sound = []
+    for header in headers:
+        try:
+            parse_headers((header,))
+        except ValidationError:
+            continue
+        sound.append(header)
+    return parse_headers(tuple(sound))
 
 
 def _media_type(text: str) -> str:

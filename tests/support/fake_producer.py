@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -144,6 +145,9 @@ class _Client:
             await asyncio.Event().wait()  # as with aiokafka: nobody is left to ask the broker
         self.tracked.add(topic)
         return True
+
+    def set_topics(self, topics: Sequence[str]) -> None:
+        self.tracked = set(topics)
 
 
 class FakeProducer:

@@ -84,6 +84,19 @@ def test_a_malformed_header_of_ours_buries_the_record_and_no_other(headers: Head
     assert scene.hooks.counts["error validation"] == 1
 
 
+def test_a_caller_who_got_one_header_wrong_is_answered_where_another_one_says() -> None:
+    scene = Scene()
+    headers = (*header("headrace-deadline", "soon"), *header("headrace-reply-to", "r:2"), *header("headrace-id", "i"))
+    scene.take(FakeRecord(X, headers=headers))
+    (reply,) = scene.outbox.take()
+    assert (reply.topic, reply.partition, reply.to_reply) == ("r", 2, True)
+    assert reply.header("headrace-id") == "i"
+    assert reply.header("headrace-error") == "validation"
+    assert "headrace-deadline" in (reply.header("headrace-error-message") or "")
+    reply.ack()
+    assert scene.position == 1
+
+
 def test_a_retry_that_is_not_due_is_held_until_it_is() -> None:
     scene = Scene()
     scene.take(FakeRecord(X, headers=header("headrace-not-before", now_ms() + 20_000)), FakeRecord(X))

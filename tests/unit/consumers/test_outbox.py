@@ -402,3 +402,24 @@ async def test_a_producer_that_was_replaced_meanwhile_and_answers_nothing_is_not
     await scene.idle()
     assert scene.receipt.delivered_ == [0, 1]
     assert len(scene.broker.producers) == 2
+
+
+async def test_reply_topics_that_are_used_no_more_are_forgotten(scene: Scene) -> None:
+    for caller in range(5):
+        scene.broker.topics[f"reply-{caller}"] = 1
+        scene.add(f"reply-{caller}", b"a", first=caller, to_reply=True)
+    scene.add("out", b"b", first=5)
+    await scene.idle()
+    client = scene.outbox.producer.client
+    assert {f"reply-{caller}" for caller in range(5)} <= client.tracked
+    scene.clock.advance(400.0)
+    scene.add("out", b"c", first=6)
+    await scene.idle()
+    scene.clock.advance(400.0)
+    scene.broker.topics["reply-5"] = 1
+    scene.add("reply-5", b"d", first=7, to_reply=True)
+    await scene.idle()
+    assert client.tracked == {"out", "reply-5"}
+    scene.add("reply-0", b"e", first=8, to_reply=True)
+    await scene.idle()
+    assert scene.receipt.delivered_ == list(range(9))
