@@ -20,6 +20,7 @@ from consumers.node import Node
 from consumers.route import TopicNeed
 from consumers.settings import NodeSettings
 from gpu_runtime.backends.registry import BACKENDS
+from gpu_runtime.devices import usable_gpus
 from headrace.kafka_options import SECRETS
 from headrace.settings import Settings
 from headrace.version import __version__
@@ -91,7 +92,7 @@ def read_repository(models: Path, namespace: str) -> Repository:
     Raises:
         ConfigError: with every fault in the repository, one a line; or that it holds no model.
     """
-    repository = scan(models, namespace=namespace)
+    repository = scan(models, namespace=namespace, gpus=usable_gpus())
     if repository.errors:
         lines = "\n".join(f"  {error}" for error in repository.errors)
         raise ConfigError(f"the model repository {models} has {len(repository.errors)} errors:\n{lines}")

@@ -26,9 +26,10 @@ def validate(
 
     Example: headrace validate ./models
     """
+    from gpu_runtime.devices import usable_gpus
     from schemas.repository import scan
 
-    repository = scan(directory)
+    repository = scan(directory, gpus=usable_gpus())
     if repository.models:
         table_console().print(models_table(repository.models))
     for model in repository.models:
