@@ -39,9 +39,6 @@ _READY_POLL_S: Final = 0.05
 _TOPICS_S: Final = 10.0
 """One attempt; the node makes more, and says so."""
 
-_REPEATING: Final = ("aiokafka.consumer.fetcher", "aiokafka.consumer.group_coordinator", "aiokafka.producer.sender")
-_REPEAT_S: Final = 10.0
-
 log = logging.getLogger("headrace.process")
 
 
@@ -59,31 +56,6 @@ def set_up_logs(settings: Settings) -> None:
     set_up_logging(
         settings.log_format, level=logging.getLevelNamesMapping()[settings.log_level.upper()], secrets=secrets
     )
-    # What aiokafka's connections say at every attempt (not its groups and fetches, which have loggers below this one)
-    # the node says in words.
-    logging.getLogger("aiokafka").addFilter(_nothing)
-    for name in _REPEATING:
-        logging.getLogger(name).addFilter(_Seldom())
-
-
-def _nothing(record: logging.LogRecord) -> bool:
-    return False
-
-
-class _Seldom(logging.Filter):
-    """Lets each line of the source speak once in `_REPEAT_S`: without a broker these loops say the same ten times a
-    second."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._spoke: dict[tuple[str, int], float] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        place = (record.name, record.lineno)
-        if record.created - self._spoke.get(place, 0.0) < _REPEAT_S:
-            return False
-        self._spoke[place] = record.created
-        return True
 
 
 def read_repository(models: Path, namespace: str) -> Repository:

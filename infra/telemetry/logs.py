@@ -27,6 +27,9 @@ _BY_NAME: Final = re.compile(
 _SHORTEST_SECRET: Final = 3
 """Masking shorter ones wherever they occur would eat the log; they are still masked beside their name."""
 
+_REPEATING: Final = {"aiokafka.consumer.fetcher", "aiokafka.consumer.group_coordinator", "aiokafka.producer.sender"}
+_REPEAT_S: Final = 10.0
+
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -65,6 +68,24 @@ class _Json(_Masking):
         return orjson.dumps(line, default=str).decode()
 
 
+class _LessOfTheClient(logging.Filter):
+    """Of aiokafka's connections nothing, as the node says in words what they say at every attempt; of its loops each
+    line once in `_REPEAT_S`, as without a broker they say the same ten times a second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._spoke: dict[tuple[str, int], float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name not in _REPEATING:
+            return record.name != "aiokafka"
+        place = (record.name, record.lineno)
+        if record.created - self._spoke.get(place, 0.0) < _REPEAT_S:
+            return False
+        self._spoke[place] = record.created
+        return True
+
+
 def set_up_logging(
     log_format: LogFormat = "text",
     *,
@@ -78,6 +99,7 @@ def set_up_logging(
         secrets: values that must not appear; whatever follows a name such as ``sasl_plain_password`` is masked anyway.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
+    handler.addFilter(_LessOfTheClient())
     handler.setFormatter(_Json(secrets) if log_format == "json" else _Masking(secrets))
     for name, threshold in (("", logging.WARNING), ("headrace", level)):
         logger = logging.getLogger(name)

@@ -86,3 +86,14 @@ def test_a_second_call_replaces_the_first() -> None:
     logging.getLogger("headrace").info("once")
     assert first.getvalue() == ""
     assert second.getvalue().count("once") == 1
+
+
+def test_the_kafka_client_says_a_thing_once_and_of_its_connections_nothing() -> None:
+    stream = io.StringIO()
+    set_up_logging(stream=stream)
+    for attempt in range(3):
+        logging.getLogger("aiokafka").error("no connection, attempt %d", attempt)
+        logging.getLogger("aiokafka.consumer.fetcher").error("no leader, attempt %d", attempt)
+    logging.getLogger("aiokafka.consumer.fetcher").error("another line")
+    lines = [line.rpartition(": ")[2] for line in stream.getvalue().splitlines()]
+    assert lines == ["no leader, attempt 0", "another line"]
