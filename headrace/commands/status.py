@@ -24,8 +24,9 @@ def status(
 ) -> None:
     """Show models, their lag, rates and batches, and the nodes that hold them.
 
-    Lag is what the consumer group has not finished yet. Rates and failures are what the nodes last announced. A node
-    that has not announced itself for three intervals is shown as stale.
+    Lag is what the consumer group has not finished yet. Rates and failures are what the nodes last announced; each
+    failed attempt counts. Dead is how many letters are kept, replayed ones included. A node that has not announced
+    itself for three intervals is shown as stale.
 
     Example: headrace status --json
     """

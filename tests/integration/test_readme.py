@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,11 @@ def test_what_differs_from_run_to_run_is_left_out_and_nothing_else() -> None:
 
 def test_the_settings_are_those_there_are() -> None:
     assert settings_table() in README, "run: python -m headrace.settings, and put the table into README.md"
+
+
+def test_every_extra_is_told() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {name for name in project["optional-dependencies"] if f"| `{name}` |" not in README} == set()
 
 
 def test_every_header_of_the_contract_is_told() -> None:
