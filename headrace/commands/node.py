@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from headrace.commands.options import (
+    AnnounceInterval,
     Bootstrap,
     Config,
+    Grace,
+    Group,
     LogFormat,
+    LogLevel,
     Models,
     Namespace,
+    OpsHost,
     OpsPort,
+    Partitions,
+    Replication,
+    RevokeGrace,
+    StuckAfter,
+    Tombstones,
+    Tracing,
     required_models,
     run,
-    settings_from,
+    server_settings,
 )
 
 if TYPE_CHECKING:
@@ -23,25 +34,27 @@ if TYPE_CHECKING:
 
     from headrace.settings import Settings
 
-__all__ = ["Grace", "Group", "node"]
-
-Group = Annotated[
-    str | None, typer.Option("--group", metavar="NAME", help="Consumer group; nodes of one group share the work.")
-]
-Grace = Annotated[
-    float | None,
-    typer.Option("--shutdown-grace-s", metavar="S", help="Seconds a stopping node may take to finish its records."),
-]
+__all__ = ["node"]
 
 
 def node(
+    ctx: typer.Context,
     models: Models = None,
     bootstrap: Bootstrap = None,
     group: Group = None,
-    ops_port: OpsPort = None,
     namespace: Namespace = None,
+    partitions: Partitions = None,
+    replication: Replication = None,
     shutdown_grace_s: Grace = None,
+    revoke_grace_s: RevokeGrace = None,
+    stuck_after_s: StuckAfter = None,
+    announce_interval_s: AnnounceInterval = None,
+    tombstones: Tombstones = None,
+    ops_host: OpsHost = None,
+    ops_port: OpsPort = None,
     log_format: LogFormat = None,
+    log_level: LogLevel = None,
+    tracing: Tracing = None,
     config: Config = None,
 ) -> None:
     """Serve models from Kafka: records in, micro-batches, records out.
@@ -51,16 +64,7 @@ def node(
 
     Example: headrace node --models ./models --bootstrap broker:9092
     """
-    settings = settings_from(
-        config,
-        models=models,
-        bootstrap=bootstrap,
-        group=group,
-        ops_port=ops_port,
-        namespace=namespace,
-        shutdown_grace_s=shutdown_grace_s,
-        log_format=log_format,
-    )
+    settings = server_settings(ctx, config)
     if settings.bootstrap is None:
         raise typer.BadParameter("a node needs a broker (`headrace up` brings one along)", param_hint="--bootstrap")
     run(_serve(settings, required_models(settings), settings.bootstrap))

@@ -15,18 +15,29 @@ if TYPE_CHECKING:
     from headrace.settings import Settings
 
 __all__ = [
+    "AnnounceInterval",
     "Bootstrap",
     "Config",
+    "Grace",
+    "Group",
     "LogFormat",
+    "LogLevel",
     "Model",
     "Models",
     "Namespace",
+    "OpsHost",
     "OpsPort",
+    "Partitions",
+    "Replication",
+    "RevokeGrace",
+    "StuckAfter",
+    "Tombstones",
+    "Tracing",
     "client_settings",
     "required_models",
     "run",
     "seconds",
-    "settings_from",
+    "server_settings",
 ]
 
 Bootstrap = Annotated[
@@ -43,7 +54,50 @@ Models = Annotated[
 OpsPort = Annotated[
     int | None, typer.Option("--ops-port", metavar="PORT", help="Port of /live, /ready and /metrics; 0: any free one.")
 ]
+Group = Annotated[
+    str | None, typer.Option("--group", metavar="NAME", help="Consumer group; nodes of one group share the work.")
+]
+Partitions = Annotated[
+    int | None, typer.Option("--partitions", metavar="N", help="Partitions of topics that have to be created.")
+]
+Replication = Annotated[
+    int | None,
+    typer.Option(
+        "--replication", metavar="N", help="Replicas of topics that have to be created; -1: broker's default."
+    ),
+]
+Grace = Annotated[
+    float | None,
+    typer.Option("--shutdown-grace-s", metavar="S", help="Seconds a stopping node may take to finish its records."),
+]
+RevokeGrace = Annotated[
+    float | None,
+    typer.Option("--revoke-grace-s", metavar="S", help="Seconds a rebalance may wait for running batches."),
+]
+StuckAfter = Annotated[
+    float | None,
+    typer.Option("--stuck-after-s", metavar="S", help="/live fails when a loop has not turned for so many seconds."),
+]
+AnnounceInterval = Annotated[
+    float | None,
+    typer.Option("--announce-interval-s", metavar="S", help="Seconds between a node's entries in the registry."),
+]
+Tombstones = Annotated[
+    str | None,
+    typer.Option("--tombstones", metavar="skip|forward", help="What becomes of records without a value."),
+]
+OpsHost = Annotated[
+    str | None, typer.Option("--ops-host", metavar="HOST", help="Address of /live, /ready and /metrics.")
+]
 LogFormat = Annotated[str | None, typer.Option("--log-format", metavar="text|json", help="How log lines are written.")]
+LogLevel = Annotated[
+    str | None,
+    typer.Option("--log-level", metavar="debug|info|warning|error", help="Least severe line shown."),
+]
+Tracing = Annotated[
+    bool | None,
+    typer.Option("--tracing/--no-tracing", help="Spans a record and a batch, to where the OTEL_* variables say."),
+]
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Name of the model.", show_default=False)]
 
 T = TypeVar("T")
@@ -63,7 +117,7 @@ def seconds(text: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-def settings_from(config: Path | None, **flags: object) -> Settings:
+def _settings_from(config: Path | None, **flags: object) -> Settings:
     """
     Raises:
         ConfigError: see `headrace.settings.load_settings`.
@@ -73,6 +127,18 @@ def settings_from(config: Path | None, **flags: object) -> Settings:
     return load_settings(flags, config=config)
 
 
+def server_settings(ctx: typer.Context, config: Path | None) -> Settings:
+    """Settings of a server's command: each of its parameters that bears the name of a setting is that setting's flag.
+
+    Raises:
+        ConfigError: see `headrace.settings.load_settings`.
+    """
+    from headrace.settings import Settings
+
+    flags = {name: value for name, value in ctx.params.items() if name in Settings.model_fields}
+    return _settings_from(config, **flags)
+
+
 def client_settings(config: Path | None, bootstrap: str | None, namespace: str | None) -> tuple[Broker, str]:
     """Broker and namespace for the commands that talk to a running Headrace; its log lines stay out of their output."""
     from headrace.kafka_clients import Broker
@@ -80,7 +146,7 @@ def client_settings(config: Path | None, bootstrap: str | None, namespace: str |
 
     # What goes wrong reaches the user as one typed error; aiokafka's own lines would only stand before it.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
-    settings = settings_from(config, bootstrap=bootstrap, namespace=namespace)
+    settings = _settings_from(config, bootstrap=bootstrap, namespace=namespace)
     return Broker(settings.bootstrap or default_bootstrap(), settings.kafka), settings.namespace
 
 

@@ -7,17 +7,27 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.commands.broker import DataDir
-from headrace.commands.node import Grace, Group
 from headrace.commands.options import (
+    AnnounceInterval,
     Bootstrap,
     Config,
+    Grace,
+    Group,
     LogFormat,
+    LogLevel,
     Models,
     Namespace,
+    OpsHost,
     OpsPort,
+    Partitions,
+    Replication,
+    RevokeGrace,
+    StuckAfter,
+    Tombstones,
+    Tracing,
     required_models,
     run,
-    settings_from,
+    server_settings,
 )
 
 if TYPE_CHECKING:
@@ -30,6 +40,7 @@ __all__ = ["up"]
 
 
 def up(
+    ctx: typer.Context,
     models: Models = None,
     bootstrap: Bootstrap = None,
     broker_port: Annotated[
@@ -40,10 +51,19 @@ def up(
     ] = None,
     data_dir: DataDir = None,
     group: Group = None,
-    ops_port: OpsPort = None,
     namespace: Namespace = None,
+    partitions: Partitions = None,
+    replication: Replication = None,
     shutdown_grace_s: Grace = None,
+    revoke_grace_s: RevokeGrace = None,
+    stuck_after_s: StuckAfter = None,
+    announce_interval_s: AnnounceInterval = None,
+    tombstones: Tombstones = None,
+    ops_host: OpsHost = None,
+    ops_port: OpsPort = None,
     log_format: LogFormat = None,
+    log_level: LogLevel = None,
+    tracing: Tracing = None,
     config: Config = None,
 ) -> None:
     """Run a broker and a node on this machine; with --bootstrap, a node on that broker.
@@ -52,16 +72,7 @@ def up(
 
     Example: headrace up --models ./models
     """
-    settings = settings_from(
-        config,
-        models=models,
-        bootstrap=bootstrap,
-        group=group,
-        ops_port=ops_port,
-        namespace=namespace,
-        shutdown_grace_s=shutdown_grace_s,
-        log_format=log_format,
-    )
+    settings = server_settings(ctx, config)
     run(_serve(settings, required_models(settings), broker_port, data_dir))
 
 
