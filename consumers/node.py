@@ -339,20 +339,27 @@ class Node:
         self._drained = await self.runtime.drain(deadline)
         assignment.close()
         await outbox.flush(Deadline(max(deadline.remaining_s, _FLUSH_DEADLINE_S), self._clock))
-        await commits.commit(assignment, Deadline(_LEAVE_DEADLINE_S, self._clock))
-        await withdraw(outbox.producer, self._topics, node_id(), Deadline(_LEAVE_DEADLINE_S, self._clock))
+        farewell = Deadline(_LEAVE_DEADLINE_S, self._clock)
+        await commits.commit(assignment, farewell)
+        await withdraw(outbox.producer, self._topics, node_id(), farewell)
         left = sum(partition.ledger.unfinished for partition in assignment.partitions.values())
         if left:
             log.warning("%d records were not finished within shutdown_grace_s and are handed back", left)
 
     async def _leave(self, consumer: Any, assignment: Assignment, outbox: Outbox) -> None:
         assignment.close()
-        try:
-            async with asyncio.timeout(_LEAVE_DEADLINE_S):
-                await consumer.stop()
-        except (TimeoutError, KafkaError) as error:
-            log.warning("the group was not left cleanly: %r", error)
-        await outbox.close(Deadline(_LEAVE_DEADLINE_S, self._clock))
+        deadline = Deadline(_LEAVE_DEADLINE_S, self._clock)
+        # A task of its own: with no broker, aiokafka cancels its fetches and their cancellation comes out of `stop`.
+        leaving = asyncio.create_task(consumer.stop(), name="leave the group")
+        await asyncio.wait([leaving], timeout=deadline.remaining_s)
+        if not leaving.done():
+            leaving.cancel()
+            await asyncio.wait([leaving], timeout=_HURRY_S)
+        if not leaving.done() or leaving.cancelled() or isinstance(leaving.exception(), KafkaError):
+            log.warning("the group was not left cleanly; it will notice at the session timeout")
+        else:
+            leaving.result()
+        await outbox.close(deadline)
 
     async def _die_with_runtime(self) -> None:
         raise await self.runtime.failure()

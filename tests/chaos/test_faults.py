@@ -167,6 +167,30 @@ async def test_a_node_that_starts_before_its_broker_says_so_and_serves_when_it_c
         assert await scene.numbers("echo", 1) == [1]
 
 
+async def test_a_node_stops_in_time_while_its_broker_is_away(own_kafka: KafkaCluster, tmp_path: Path) -> None:
+    """With nobody to commit to, the node gives up after its grace (1 s) and the deadlines of its last calls; what it
+    could not commit is done again."""
+    scene = Scene(own_kafka.bootstrap, tmp_path / "models")
+    model = write_model(scene.models, "echo")
+    async with scene.node(shutdown_grace_s=1) as node:
+        await node.until_ready()
+        model.shut()
+        await scene.send_numbers("echo", [1])
+        await eventually(lambda: len(model.journal) == 1, why="the record to run")
+        await own_kafka.kill()
+        model.open()
+        start = time.monotonic()
+        node.terminate()
+        assert await node.wait(30) == 0
+        print(f"stopped in {time.monotonic() - start:.1f} s")
+        assert time.monotonic() - start < 20
+        assert "Traceback" not in node.log
+    await own_kafka.start()
+    async with scene.node():
+        assert set(await scene.numbers("echo", 1, deadline_s=30)) == {1}
+        await scene.until_committed("echo", {0: 1})
+
+
 async def test_a_broker_killed_in_a_cluster_of_three_costs_no_record(tmp_path: Path) -> None:
     """Three brokers, three replicas, two in sync: one dies by SIGKILL under a stream and the rest carry on."""
     async with KafkaCluster(nodes=3) as cluster:
