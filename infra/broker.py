@@ -1,8 +1,10 @@
 """An embedded Kafka-compatible broker (noida-db) as a supervised child, for trying things out and for tests.
 
-It keeps nothing safe: see `DATA_LOSS_WARNING`. Where records matter, use Apache Kafka. Two more things differ from it
-(0.2.3): a consumer that was killed keeps its partitions, and blocks every rebalance, until the broker is restarted; and
-a fetch returns all there is, whatever limit the consumer asks for. So tests of crashes and of memory need Apache Kafka.
+It keeps nothing safe: see `DATA_LOSS_WARNING`. Where records matter, use Apache Kafka. Three more things differ from it
+(0.2.3): a consumer that was killed keeps its partitions, and blocks every rebalance, until the broker is restarted; a
+fetch returns all there is, whatever limit the consumer asks for; and an empty fetch is answered at once, whatever
+``max_wait`` says, so an idle consumer asks over and over and keeps a good part of a CPU busy. So tests of crashes and
+of memory, and figures of any kind, need Apache Kafka.
 """
 
 from __future__ import annotations
