@@ -80,7 +80,7 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
         "headrace_dead_letters",
         "counter",
         _M,
-        "Records written to the dead-letter topic.",
+        "Records that failed for good and went to the dead-letter topic; expired ones there have an end of their own.",
         "`headrace dead list MODEL`, mend the cause, then `headrace dead replay MODEL`.",
     ),
     Metric(
