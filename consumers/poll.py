@@ -7,42 +7,25 @@ client), while polling, heartbeats and the other partitions go on.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from aiokafka import TopicPartition
-from aiokafka.errors import (
-    ConsumerStoppedError,
-    GroupAuthorizationFailedError,
-    KafkaError,
-    TopicAuthorizationFailedError,
-)
-
 from consumers.assignment import Assignment
+from consumers.fetch import MAX_RECORDS, NOWHERE, Fetch
 from consumers.hooks import NodeHooks
 from consumers.intake import Intake
 from consumers.kafka import Record
 from consumers.outbox import Outbox
 from gpu_runtime.runtime import Runtime
 from schemas.clock import Clock, monotonic
-from schemas.errors import Unavailable
 from schemas.record import now_ms
 
 __all__ = ["PollLoop"]
 
-log = logging.getLogger("headrace.poll")
-
-_MAX_RECORDS: Final = 512
-"""Records taken in one turn: their decoding is the longest the event loop is busy without a pause."""
 _IDLE_POLL_S: Final = 0.2
 _PAUSED_POLL_S: Final = 0.02
 """The longest that a partition with room waits while another one has none."""
-_FAILED_POLL_S: Final = 0.5
 _MAX_UNSENT_RECORDS: Final = 50_000
-_NOWHERE: Final = TopicPartition("", 0)
-"""Fetching from it fetches nothing, and tells the group that this member is alive."""
-_FATAL = (GroupAuthorizationFailedError, TopicAuthorizationFailedError, ConsumerStoppedError)
 
 
 class PollLoop:
@@ -51,7 +34,6 @@ class PollLoop:
         stopping: once True, nothing more is taken in, while polling goes on.
         busy_since: when the loop last left a fetch (seconds of the clock), None while it is in one. A loop that is
             busy for long is stuck.
-        trouble: why the last fetch failed; empty when it succeeded.
     """
 
     def __init__(
@@ -66,6 +48,7 @@ class PollLoop:
         clock: Clock = monotonic,
     ) -> None:
         self._consumer = consumer
+        self._fetch = Fetch(consumer, assignment, clock=clock)
         self._assignment = assignment
         self._intake = intake
         self._runtime = runtime
@@ -75,7 +58,17 @@ class PollLoop:
         self._wake = asyncio.Event()
         self.stopping = False
         self.busy_since: float | None = None
-        self.trouble = ""
+
+    @property
+    def trouble(self) -> str:
+        """Why something is not read now; empty when all is well. May be asked from any thread."""
+        return self._fetch.trouble
+
+    @property
+    def failing_since(self) -> float | None:
+        """When fetches began to fail, None while they succeed. A client that fails for long may be one whose group task
+        is dead, and only a new process gets another."""
+        return self._fetch.failing_since
 
     def wake(self) -> None:
         """Room may have appeared."""
@@ -94,7 +87,7 @@ class PollLoop:
             self._wake.clear()  # before looking: room that appears during the fetch must end the rest after it
             self._take_due()
             wanted, paused = self._wanted()
-            fetched = await self._fetch(wanted, self._patience_s(paused))
+            fetched = await self._fetch.take(wanted, self._patience_s(paused))
             self.busy_since = self._clock()
             if not self._assignment.settled.is_set() or self._assignment.epoch != epoch:
                 self.busy_since = None
@@ -121,25 +114,8 @@ class PollLoop:
         revoke may wait for a batch longer than ``max_poll_interval_ms``."""
         while not self._assignment.settled.is_set():
             self._wake.clear()
-            await self._fetch([_NOWHERE], 0.0)
+            await self._fetch.take([NOWHERE], 0.0)
             await self._rest()
-
-    async def _fetch(self, wanted: list[Any], patience_s: float) -> dict[Any, list[Any]]:
-        try:
-            fetched: dict[Any, list[Any]] = await self._consumer.getmany(
-                *wanted, timeout_ms=int(patience_s * 1000), max_records=_MAX_RECORDS
-            )
-        except _FATAL as error:
-            raise Unavailable(
-                f"the broker refuses this node: {error!r}; check its ACLs for topics and group"
-            ) from error
-        except KafkaError as error:
-            self.trouble = f"fetching failed: {error!r}"
-            log.warning(self.trouble)
-            await asyncio.sleep(_FAILED_POLL_S)
-            return {}
-        self.trouble = ""
-        return fetched
 
     def _wanted(self) -> tuple[list[Any], bool]:
         """Partitions to fetch from (an empty list means all), and whether any is left out.
@@ -166,7 +142,7 @@ class PollLoop:
             self._hooks.paused(*place, any(each.paused for each in partitions.values() if each.place == place))
         if len(wanted) == len(partitions) and not self.stopping:
             return [], False
-        return wanted or [_NOWHERE], True
+        return wanted or [NOWHERE], True
 
     def _patience_s(self, paused: bool) -> float:
         if paused:
@@ -193,7 +169,7 @@ class PollLoop:
                 model = partition.route.model
                 behind[model] = behind.get(model, 0) + max(0, (end or 0) - records[0].offset)
         for model, records_left in behind.items():
-            self._runtime.set_backlog(model, records_left > _MAX_RECORDS)
+            self._runtime.set_backlog(model, records_left > MAX_RECORDS)
 
     async def _rest(self) -> None:
         """Until room appears, but not so long that partitions with room would notice."""

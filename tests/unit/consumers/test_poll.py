@@ -9,8 +9,15 @@ from typing import Any, cast
 
 import pytest
 from aiokafka import TopicPartition
-from aiokafka.errors import GroupAuthorizationFailedError, KafkaConnectionError
+from aiokafka.errors import (
+    GroupAuthorizationFailedError,
+    InconsistentGroupProtocolError,
+    InvalidGroupIdError,
+    InvalidSessionTimeoutError,
+    KafkaConnectionError,
+)
 
+import consumers.fetch
 import consumers.poll
 from consumers.assignment import Assignment
 from consumers.outbox import Outbox
@@ -19,7 +26,7 @@ from consumers.poll import PollLoop
 from consumers.route import Route, route_for
 from gpu_runtime.runtime import Runtime
 from schemas.clock import Deadline
-from schemas.errors import Unavailable
+from schemas.errors import ConfigError, Unavailable
 from schemas.record import Topics, now_ms
 from tests.support.fake_consumer import FakeConsumer
 from tests.support.loop_turns import turns, until
@@ -324,16 +331,33 @@ async def test_a_broker_that_refuses_the_node_for_good_ends_the_loop() -> None:
         await scene.poll.run()
 
 
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (InvalidSessionTimeoutError(), "set kafka.session_timeout_ms between"),
+        (InconsistentGroupProtocolError(), "give these nodes another group"),
+        (InvalidGroupIdError(), "set group to a name"),
+    ],
+)
+async def test_a_group_that_does_not_take_the_node_as_it_is_set_up_ends_the_loop(error: Exception, remedy: str) -> None:
+    scene = Polling()
+    scene.consumer.fails["getmany"] = error
+    with pytest.raises(ConfigError, match=remedy):
+        await scene.poll.run()
+
+
 async def test_a_fetch_that_fails_is_trouble_and_is_tried_again(
     scene: Polling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumers.poll, "_FAILED_POLL_S", 0.0)
+    monkeypatch.setattr(consumers.fetch, "_FAILED_S", 0.0)
     scene.consumer.fails["getmany"] = KafkaConnectionError()
     await until(lambda: "fetching failed" in scene.poll.trouble)
+    assert scene.poll.failing_since is not None
     scene.consumer.fails.clear()
     scene.put(scene.zero, 0)
     await until(lambda: scene.hooks.counts["in"] == 1)
     assert scene.poll.trouble == ""
+    assert scene.poll.failing_since is None
 
 
 async def test_the_loop_says_since_when_it_is_busy() -> None:
