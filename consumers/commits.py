@@ -86,11 +86,10 @@ class Commits:
         A model's partition and the retry partition of the same number are reported as one.
         """
         held = dict(assignment.partitions)
-        if not held:
-            return
         try:
             async with asyncio.timeout(_BROKER_DEADLINE_S):
-                ends = await self._consumer.end_offsets(list(held))
+                # A node without partitions asks too, so that it notices when its broker is gone.
+                ends = await (self._consumer.end_offsets(list(held)) if held else self._consumer.topics())
         except (TimeoutError, KafkaError) as error:
             self.trouble = f"the broker does not answer: {error!r}"
             log.warning(self.trouble)

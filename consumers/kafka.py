@@ -58,8 +58,16 @@ def _accepted(client: type, settings: Mapping[str, object]) -> dict[str, Any]:
 
 
 def make_consumer(bootstrap: str, group: str, kafka: Mapping[str, object]) -> Any:
-    """A consumer that commits only when told to, and keeps what it holds across rebalances where it can."""
-    settings = {"auto_offset_reset": "earliest", "fetch_max_wait_ms": 100, **_accepted(AIOKafkaConsumer, kafka)}
+    """A consumer that commits only when told to, and keeps what it holds across rebalances where it can.
+
+    Records of aborted transactions are not read; topics without transactions do not notice.
+    """
+    settings = {
+        "auto_offset_reset": "earliest",
+        "fetch_max_wait_ms": 100,
+        "isolation_level": "read_committed",
+        **_accepted(AIOKafkaConsumer, kafka),
+    }
     return AIOKafkaConsumer(
         bootstrap_servers=bootstrap,
         group_id=group,

@@ -105,9 +105,12 @@ class Node:
             return Health(
                 False, f"the event loop has not turned for {now - self._beat:.0f} s (stuck_after_s={limit:g})"
             )
-        busy_since = None if self._poll is None else self._poll.busy_since
-        if busy_since is not None and now - busy_since > limit:
-            return Health(False, f"the poll loop has been busy for {now - busy_since:.0f} s (stuck_after_s={limit:g})")
+        poll = self._poll
+        for since, what in (
+            () if poll is None else ((poll.busy_since, "been busy"), (poll.failing_since, "got no fetch through"))
+        ):
+            if since is not None and now - since > limit:
+                return Health(False, f"the poll loop has {what} for {now - since:.0f} s (stuck_after_s={limit:g})")
         return Health(True)
 
     def ready(self) -> Health:
@@ -194,16 +197,32 @@ class Node:
         """
         await self.runtime.start()
         async with Background(self._keep_beating()):
-            await self._load_models()
-            serving = [route for route in self._routes if route.model not in self._load_errors]
-            if not serving:
-                raise ConfigError(f"no model could be loaded: {'; '.join(self._load_errors.values())}")
             try:
-                await self._serve(serving, stop)
+                if await self._load_unless(stop):
+                    serving = [route for route in self._routes if route.model not in self._load_errors]
+                    if not serving:
+                        raise ConfigError(f"no model could be loaded: {'; '.join(self._load_errors.values())}")
+                    await self._serve(serving, stop)
             finally:
                 self._phase = "stopped"
                 # What outlasted the grace is handed back already; waiting for it again would only delay the end.
                 await self.runtime.close(Deadline(_LEAVE_DEADLINE_S if self._drained else _HURRY_S, self._clock))
+
+    async def _load_unless(self, stop: asyncio.Event) -> bool:
+        """Loads the models; False if told to stop before they were in."""
+        loading = asyncio.create_task(self._load_models(), name="load models")
+        stopping = asyncio.create_task(stop.wait(), name="stop")
+        try:
+            await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if loading.done():
+                loading.result()
+                return True
+            self._drained = False
+            return False
+        finally:
+            loading.cancel()
+            stopping.cancel()
+            await asyncio.wait({loading, stopping})
 
     async def _load_models(self) -> None:
         self._phase = "loading models"

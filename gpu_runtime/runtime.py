@@ -39,6 +39,8 @@ _log = logging.getLogger("headrace.runtime")
 CLOSE_GRACE_S: Final = 30.0
 """How long `Runtime.unload`, and leaving the context manager, wait for running batches."""
 
+_CANCELLED_GRACE_S: Final = 0.5
+
 State = Literal["loading", "ready", "unloading", "dead"]
 
 
@@ -142,6 +144,8 @@ class Runtime:
         Raises:
             ModelLoadError: the model cannot be loaded, or one of that name is held already. Nothing stays behind.
             DeviceError: the device cannot be used.
+
+        A load that is cancelled goes on in its thread, left behind, until it ends by itself.
         """
         self._check_open()
         if config.name in self._held:
@@ -165,10 +169,12 @@ class Runtime:
         held = self._held[config.name] = _Held(scheduler)
         try:
             await scheduler.start()
-        except BaseException:
+        except BaseException as error:
             if self._held.get(config.name) is held:
                 del self._held[config.name]
-            await scheduler.close(Deadline(CLOSE_GRACE_S, self._clock), Unavailable("loading failed"))
+            # Whoever cancels a load is in a hurry, and a load cannot be interrupted.
+            grace_s = _CANCELLED_GRACE_S if isinstance(error, asyncio.CancelledError) else CLOSE_GRACE_S
+            await scheduler.close(Deadline(grace_s, self._clock), Unavailable("loading failed"))
             raise
         if held.state == "loading":
             held.state = "ready"

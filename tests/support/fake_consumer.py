@@ -25,7 +25,8 @@ class FakeConsumer:
         ready: what the next fetch may return, by partition.
         fetches: the partitions each fetch was asked for; empty for all.
         commits: every commit that succeeded, in order.
-        fails: exception for the named call (``commit``, ``committed``, ``position``, ``end_offsets``, ``getmany``).
+        fails: exception for the named call (``commit``, ``committed``, ``position``, ``end_offsets``, ``topics``,
+            ``getmany``).
         silent: calls that never answer.
         during_fetch: called while a fetch is under way, once.
     """
@@ -76,6 +77,10 @@ class FakeConsumer:
     async def end_offsets(self, partitions: Collection[Any]) -> dict[Any, int]:
         await self._answer("end_offsets")
         return {tp: self.ends.get(tp, 0) for tp in partitions}
+
+    async def topics(self) -> set[str]:
+        await self._answer("topics")
+        return set()
 
     def seek(self, tp: Any, offset: int) -> None:
         self.seeks.append((tp, offset))

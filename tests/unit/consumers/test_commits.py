@@ -201,3 +201,12 @@ async def test_a_broker_that_tells_no_ends_is_trouble() -> None:
     await scene.commits.measure(scene.assignment)
     assert "does not answer" in scene.commits.trouble
     assert scene.hooks.lags == {}
+
+
+async def test_a_node_without_partitions_notices_that_the_broker_is_gone() -> None:
+    scene = Scene()
+    await scene.commits.measure(scene.assignment)
+    assert scene.commits.trouble == ""
+    scene.consumer.fails["topics"] = KafkaConnectionError()
+    await scene.commits.measure(scene.assignment)
+    assert "does not answer" in scene.commits.trouble
