@@ -24,7 +24,6 @@ __all__ = [
     "error_reply",
     "origin_of",
     "record_id",
-    "replay_headers",
     "result_headers",
     "retry_delay_ms",
     "retry_headers",
@@ -36,18 +35,6 @@ HeaderList = list[tuple[str, bytes | None]]
 
 _MAX_MESSAGE: Final = 2_000
 """Characters of an error message that go into a header."""
-
-_OF_A_DEATH: Final = frozenset(
-    {
-        contract.ERROR,
-        contract.ERROR_MESSAGE,
-        contract.STAGE,
-        contract.ATTEMPT,
-        contract.ORIGIN,
-        contract.TIMESTAMP,
-        contract.NOT_BEFORE,
-    }
-)
 
 
 def origin_of(record: Record, envelope: Envelope) -> str:
@@ -136,7 +123,7 @@ def error_reply(
 
 
 def _kept(record: Record, id_: str) -> HeaderList:
-    kept = [header for header in record.headers if header[0] not in _OF_A_DEATH]
+    kept = [header for header in record.headers if header[0] not in contract.OF_A_DEATH]
     if all(name != contract.ID for name, _ in kept):
         kept.append((contract.ID, id_.encode()))
     return kept
@@ -170,11 +157,6 @@ def retry_headers(record: Record, envelope: Envelope, id_: str, *, attempts: int
         (contract.NOT_BEFORE, str(not_before_ms).encode()),
         *_provenance(record, envelope, attempts),
     ]
-
-
-def replay_headers(headers: Headers) -> Headers:
-    """A dead letter's headers as its producer wrote them, so that it starts over. An id that was made stays."""
-    return tuple(header for header in headers if header[0] not in _OF_A_DEATH)
 
 
 def retry_delay_ms(policy: RetryPolicy, attempts: int) -> int:

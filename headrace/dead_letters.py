@@ -30,18 +30,7 @@ __all__ = ["Choice", "DeadLetters", "open_dead_letters", "original_headers"]
 
 _COMMIT_EVERY: Final = 200
 
-_ADDED: Final = frozenset(
-    {
-        contract.ERROR,
-        contract.ERROR_MESSAGE,
-        contract.ATTEMPT,
-        contract.STAGE,
-        contract.ORIGIN,
-        contract.TIMESTAMP,
-        contract.NOT_BEFORE,
-        contract.DEADLINE,
-    }
-)
+_ADDED: Final = contract.OF_A_DEATH | {contract.DEADLINE}
 """What a dead letter does not give back. The deadline goes too: it has passed, and would kill the record again."""
 
 

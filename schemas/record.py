@@ -75,6 +75,9 @@ _HOP: Final = frozenset(
     }
 )
 
+OF_A_DEATH: Final = frozenset({ERROR, ERROR_MESSAGE, STAGE, ATTEMPT, ORIGIN, TIMESTAMP, NOT_BEFORE})
+"""What retries and dead letters carry beyond the headers that the record came with."""
+
 _LEGAL_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _LEGAL_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 

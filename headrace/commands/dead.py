@@ -113,13 +113,13 @@ def replay_letters(
     choice = Choice(id=id, error=error, partition=partition, offset=offset)
     if dry_run or (sys.stdin.isatty() and not yes):
         count = run(_count(broker, space, model, choice))
-        typer.echo(f"{count} letters of {model} would be replayed", err=True)
+        typer.echo(f"{number(count)} of {model} would be replayed", err=True)
         if dry_run or count == 0:
             return
-        typer.confirm(f"Replay {count} letters to {model}?", abort=True, err=True)
+        typer.confirm(f"Replay {number(count)} to {model}?", abort=True, err=True)
     with _progress() as on_total_and_letter:
         count = run(_replay(broker, space, model, choice, *on_total_and_letter))
-    typer.echo(f"replayed {count} letters to {model}", err=True)
+    typer.echo(f"replayed {number(count)} to {model}", err=True)
 
 
 async def _letters(
@@ -234,6 +234,10 @@ def _print_letter(letter: Result) -> None:
     typer.echo(f"value     {len(value)} bytes" + ("" if letter.value is not None else " (null)"))
     preview = value[:_PREVIEW_BYTES].decode(errors="replace")
     typer.echo(preview + (" ..." if len(value) > _PREVIEW_BYTES else ""))
+
+
+def number(count: int) -> str:
+    return "1 letter" if count == 1 else f"{count:,} letters"
 
 
 def age(age_s: float) -> str:

@@ -38,7 +38,9 @@ def validate(
     for error in repository.errors:
         typer.echo(f"error[{error.code}]: {error.message}", err=True)
     if repository.errors:
-        typer.echo(f"{len(repository.errors)} errors in {directory}", err=True)
+        typer.echo(
+            f"{len(repository.errors)} error{'s' if len(repository.errors) > 1 else ''} in {directory}", err=True
+        )
         raise typer.Exit(1)
     if not repository.models:
         typer.echo(f"error[config]: {directory} holds no model; make one in {directory}/<model>/<version>/", err=True)

@@ -27,7 +27,8 @@ _BY_NAME: Final = re.compile(
 _SHORTEST_SECRET: Final = 3
 """Masking shorter ones wherever they occur would eat the log; they are still masked beside their name."""
 
-_REPEATING: Final = {"aiokafka.consumer.fetcher", "aiokafka.consumer.group_coordinator", "aiokafka.producer.sender"}
+_GROUP: Final = "aiokafka.consumer.group_coordinator"
+_REPEATING: Final = {"aiokafka.consumer.fetcher", _GROUP, "aiokafka.producer.sender"}
 _REPEAT_S: Final = 10.0
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -69,8 +70,9 @@ class _Json(_Masking):
 
 
 class _LessOfTheClient(logging.Filter):
-    """Of aiokafka's connections nothing, as the node says in words what they say at every attempt; of its loops each
-    line once in `_REPEAT_S`, as without a broker they say the same ten times a second."""
+    """Of aiokafka's connections nothing, as the node says in words what they say at every attempt. Of its group nothing
+    below an error, as it warns at every ordinary rebalance. Of its loops each line once in `_REPEAT_S`, as without a
+    broker they say the same ten times a second."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,6 +81,8 @@ class _LessOfTheClient(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if record.name not in _REPEATING:
             return record.name != "aiokafka"
+        if record.name == _GROUP and record.levelno < logging.ERROR:
+            return False
         place = (record.name, record.lineno)
         if record.created - self._spoke.get(place, 0.0) < _REPEAT_S:
             return False

@@ -110,9 +110,9 @@ def test_dead_letters_are_listed_shown_and_replayed_once(up: Server, home: Home,
     table = home.run("dead", "list", "echo").stdout
     assert str(letter["id"]) in table
 
-    assert "1 letters of echo would be replayed" in home.run("dead", "replay", "echo", "--dry-run").stderr
+    assert "1 letter of echo would be replayed" in home.run("dead", "replay", "echo", "--dry-run").stderr
     (models / "echo" / "1" / "mended").touch()
-    assert "replayed 1 letters to echo" in home.run("dead", "replay", "echo").stderr
+    assert "replayed 1 letter to echo" in home.run("dead", "replay", "echo").stderr
     assert "replayed 0 letters to echo" in home.run("dead", "replay", "echo").stderr
     assert home.lines("dead", "list", "echo", "--json") == []
     assert len(home.lines("dead", "list", "echo", "--json", "--all")) == 1

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 
 from consumers import ends
+from headrace.dead_letters import original_headers
 from schemas.errors import ModelError, ValidationError
 from schemas.model import QueuePolicy, RetryPolicy
 from schemas.record import Envelope, Headers, parse_headers
@@ -169,7 +170,7 @@ def test_replaying_a_dead_letter_gives_back_what_its_producer_wrote(theirs: Head
     envelope = Envelope(id="i", passthrough=theirs)
     retried = FakeRecord(headers=tuple(ends.retry_headers(record, envelope, "i", attempts=1, not_before_ms=1)))
     dead = ends.dead_letter_headers(retried, envelope, "i", ModelError("x"), stage="m", attempts=2)
-    assert ends.replay_headers(tuple(dead)) == original
+    assert original_headers(tuple(dead), {"t"}) == list(original)
 
 
 @given(st.integers(1, 200), st.integers(0, 10_000), st.integers(0, 100_000))

@@ -95,5 +95,6 @@ def test_the_kafka_client_says_a_thing_once_and_of_its_connections_nothing() -> 
         logging.getLogger("aiokafka").error("no connection, attempt %d", attempt)
         logging.getLogger("aiokafka.consumer.fetcher").error("no leader, attempt %d", attempt)
     logging.getLogger("aiokafka.consumer.fetcher").error("another line")
+    logging.getLogger("aiokafka.consumer.group_coordinator").warning("Heartbeat failed because it is rebalancing")
     lines = [line.rpartition(": ")[2] for line in stream.getvalue().splitlines()]
     assert lines == ["no leader, attempt 0", "another line"]
