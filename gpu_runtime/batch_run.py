@@ -173,14 +173,21 @@ class BatchRunner:
     def _row_error(self, error: Exception) -> HeadraceError:
         if isinstance(error, HeadraceError):
             return error
-        return ModelError(f"{type(error).__name__}: {error}")
+        return ModelError(f"{type(error).__name__}: {_words(error)}")
 
     def _too_large(self, rows: int, error: Exception) -> OutOfMemoryError:
-        detail = f"{type(error).__name__}: {error}"
+        detail = f"{type(error).__name__}: {_words(error)}"
         return OutOfMemoryError(
             f"model {self._config.name!r} has no memory for {rows} row{'s' * (rows > 1)} ({detail[:300]}); "
             "send smaller rows or give the device more memory"
         )
+
+
+def _words(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - user code as well
+        return "(its text cannot be had: __str__ raised)"
 
 
 class _OutOfMemory(Exception):

@@ -8,6 +8,7 @@ How the file is imported, and what it may import, is `gpu_runtime.backends.user_
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,9 @@ from schemas.tensors import Array, Tensors, dtype_of
 __all__ = ["PythonBackend", "load_python"]
 
 Infer = Callable[..., object]
+
+_NOT_FOR_A_MODEL = (SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError)
+"""What a model may raise that is no `Exception`: no way to end this process, nor this thread."""
 
 
 def load_python(context: LoadContext) -> PythonBackend:
@@ -101,6 +105,9 @@ class PythonBackend:
         except RowErrors as failed:
             outputs: dict[str, object] = dict(_outputs(failed.outputs, self._config, partial=True))
             raise RowErrors(failed.rows, outputs) from failed
+        except _NOT_FOR_A_MODEL as error:
+            # Past here they would end the instance, and with it the requests that share the batch.
+            raise ModelError(f"model {self._config.name!r} raised {type(error).__name__}: {error}") from error
         except Exception as error:
             if _is_out_of_memory(error):
                 raise OutOfMemoryError(f"model {self._config.name!r} ran out of memory: {error}") from error

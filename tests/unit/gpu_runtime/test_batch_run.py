@@ -94,6 +94,21 @@ def test_when_everything_fails_every_row_says_so() -> None:
     assert {row: str(error) for row, error in piece.errors.items()} == dict.fromkeys(range(3), "RuntimeError: boom")
 
 
+def test_an_error_that_has_no_text_fails_its_row_alone() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no")
+
+    def mute(tensors: Tensors, parameters: Sequence[Parameters] | None, config: ModelConfig) -> Tensors:
+        if min(tensors["x"].ravel().tolist()) < 0:
+            raise Mute
+        return {"y": tensors["x"]}
+
+    first, poison = pieces_of(Bench(mute).run(request_of(values=[1]), request_of(values=[-2])))
+    assert values(first) == [1]
+    assert str(poison.errors[0]) == "Mute: (its text cannot be had: __str__ raised)"
+
+
 def test_an_error_of_ours_keeps_its_type() -> None:
     def refuse(batch: Tensors, parameters: Sequence[Parameters] | None, config: ModelConfig) -> Tensors:
         raise ValidationError("no such language")

@@ -165,6 +165,13 @@ def test_other_errors_of_the_model_pass_through(tmp_path: Path) -> None:
         load(tmp_path / "m", simple("return batch['z']")).infer(BATCH, None)
 
 
+@pytest.mark.parametrize("raised", ["SystemExit(3)", "KeyboardInterrupt", "GeneratorExit", "CancelledError"])
+def test_a_model_cannot_end_its_instance_by_what_it_raises(tmp_path: Path, raised: str) -> None:
+    top = "from asyncio import CancelledError"
+    with pytest.raises(ModelError, match=f"raised {raised.partition('(')[0]}"):
+        load(tmp_path / "m", simple(f"raise {raised}", top=top)).infer(BATCH, None)
+
+
 @pytest.mark.parametrize(
     ("infer", "message"),
     [
