@@ -116,6 +116,11 @@ class Assignment(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka sh
         self.epoch += 1
         self.settled.set()
 
+    @property
+    def missing(self) -> list[str]:
+        """Topics of ours that do not exist, as far as the client knows. May be asked from any thread."""
+        return sorted(topic for topic in self._routes if not self._consumer.partitions_for_topic(topic))
+
     def rewind(self, fetched: Mapping[Any, Sequence[Record]]) -> None:
         """Has records read again that were fetched while the assignment changed under the fetch."""
         for tp, records in fetched.items():

@@ -66,6 +66,8 @@ def make_consumer(bootstrap: str, group: str, kafka: Mapping[str, object]) -> An
         "auto_offset_reset": "earliest",
         "fetch_max_wait_ms": 100,
         "isolation_level": "read_committed",
+        # How long records in new partitions, or in a topic made anew, wait to be noticed.
+        "metadata_max_age_ms": 30_000,
         **_accepted(AIOKafkaConsumer, kafka),
     }
     return AIOKafkaConsumer(

@@ -130,6 +130,8 @@ class Node:
         reasons.extend(f"model {name} failed to load: {why}" for name, why in self._load_errors.items())
         if self._assignment is not None and not self._assignment.joined:
             reasons.append(f"waiting for the consumer group {self._settings.group} to assign partitions")
+        elif self._assignment is not None and (missing := self._assignment.missing):
+            reasons.append(f"topics are gone: {', '.join(missing)}; create them, or restart a node, which does")
         parts = (self._outbox, self._commits, self._poll)
         reasons.extend("" if part is None else part.trouble for part in parts)
         return reasons

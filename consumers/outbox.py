@@ -29,6 +29,8 @@ __all__ = ["Outbox"]
 log = logging.getLogger("headrace.outbox")
 
 _LOOKUP_DEADLINE_S: Final = 10.0
+_SLOW_S: Final = 5.0
+"""A parcel on its way for longer is trouble: the producer itself goes on for its whole ``request_timeout_ms``."""
 _TOO_LARGE = (
     kafka_errors.MessageSizeTooLargeError,
     kafka_errors.RecordListTooLargeError,
@@ -71,8 +73,10 @@ class Outbox:
         self._max_record_bytes = max_record_bytes
         self._max_pending_bytes = max_pending_bytes
         self._first_backoff_s = first_backoff_s
+        self._clock = clock
         self._lanes: dict[tuple[str, int], Lane] = {}
         self._troubles: dict[tuple[str, int], str] = {}
+        self._sent_at: dict[tuple[str, int], float] = {}
         self._next_partition = 0
         self._pending = 0
         self._sending_bytes = 0
@@ -143,7 +147,17 @@ class Outbox:
     @property
     def trouble(self) -> str:
         """Why something is not sent now; empty when all is well. May be read from any thread."""
-        return self._live.trouble or next(iter(list(self._troubles.values())), "") or self._destinations.trouble
+        return (
+            self._live.trouble
+            or next(iter(list(self._troubles.values())), "")
+            or self._destinations.trouble
+            or next(filter(None, map(self._slow, list(self._sent_at.items()))), "")
+        )
+
+    def _slow(self, sent: tuple[tuple[str, int], float]) -> str:
+        (topic, partition), at = sent
+        waited_s = self._clock() - at
+        return f"no answer for {waited_s:.0f} s to what was sent to {topic}[{partition}]" if waited_s > _SLOW_S else ""
 
     # -- adding ------------------------------------------------------------------------------------------------
 
@@ -221,7 +235,11 @@ class Outbox:
         while True:
             producer = self._live.current
             try:
-                await _send(producer, lane, parcel)
+                self._sent_at[lane.key] = self._clock()
+                try:
+                    await _send(producer, lane, parcel)
+                finally:
+                    del self._sent_at[lane.key]
             except kafka_errors.KafkaError as error:
                 if _is_final(error, parcel):
                     self._troubles.pop(lane.key, None)

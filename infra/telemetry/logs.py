@@ -28,7 +28,7 @@ _SHORTEST_SECRET: Final = 3
 """Masking shorter ones wherever they occur would eat the log; they are still masked beside their name."""
 
 _GROUP: Final = "aiokafka.consumer.group_coordinator"
-_REPEATING: Final = {"aiokafka.consumer.fetcher", _GROUP, "aiokafka.producer.sender"}
+_REPEATING: Final = {"aiokafka.cluster", "aiokafka.consumer.fetcher", _GROUP, "aiokafka.producer.sender"}
 _REPEAT_S: Final = 10.0
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}

@@ -28,6 +28,7 @@ class FakeConsumer:
         fails: exception for the named call (``commit``, ``committed``, ``position``, ``end_offsets``, ``topics``,
             ``getmany``).
         silent: calls that never answer.
+        gone: topics that do not exist.
         during_fetch: called while a fetch is under way, once.
     """
 
@@ -43,6 +44,7 @@ class FakeConsumer:
         self.seeks: list[tuple[Any, int]] = []
         self.fails: dict[str, Exception] = {}
         self.silent: set[str] = set()
+        self.gone: set[str] = set()
         self.during_fetch: Any = None
 
     @property
@@ -81,6 +83,9 @@ class FakeConsumer:
     async def topics(self) -> set[str]:
         await self._answer("topics")
         return set()
+
+    def partitions_for_topic(self, topic: str) -> set[int] | None:
+        return None if topic in self.gone else {0}
 
     def seek(self, tp: Any, offset: int) -> None:
         self.seeks.append((tp, offset))

@@ -206,3 +206,10 @@ async def test_the_runtime_is_told_of_each_change() -> None:
     assert scene.told == before + 2
     scene.assignment.close()
     assert scene.told == before + 3
+
+
+async def test_topics_that_are_gone_are_named() -> None:
+    scene = await holding(ZERO)
+    assert scene.assignment.missing == []
+    scene.consumer.gone = {ROUTE.requests, "somebody-elses"}
+    assert scene.assignment.missing == [ROUTE.requests]

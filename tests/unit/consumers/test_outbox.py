@@ -165,6 +165,18 @@ async def test_trouble_is_told_while_it_lasts(scene: Scene) -> None:
     await scene.idle()
 
 
+async def test_what_the_producer_sends_again_in_silence_is_trouble(scene: Scene) -> None:
+    scene.broker.held = True
+    scene.add("out", b"a")
+    await until(lambda: scene.broker.waiting)
+    scene.clock.advance(5.0)
+    assert scene.outbox.trouble == ""
+    scene.clock.advance(1.0)
+    assert scene.outbox.trouble == "no answer for 6 s to what was sent to out[0]"
+    scene.broker.release()
+    await scene.idle()
+
+
 async def test_a_record_above_the_limit_is_refused_alone_and_without_asking_the_broker() -> None:
     async with running(Scene(FakeBroker(out=1), max_record_bytes=1_000)) as scene:
         scene.add("out", b"a", b"b" * 2_000, b"c", b"d" * 2_000)
