@@ -13,14 +13,16 @@ from typing import Final
 
 __all__ = ["stop_on_signals"]
 
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""SIGHUP is a terminal that closes; where it is ignored (``nohup``) it stays so."""
 
 log = logging.getLogger("headrace.process")
 
 
 @contextmanager
 def stop_on_signals(stop: asyncio.Event) -> Iterator[None]:
-    """For the time of the block SIGTERM and SIGINT set ``stop``; a second one ends in 143 or 130 with no clean-up."""
+    """For the time of the block SIGTERM, SIGINT and SIGHUP set ``stop``; a second one ends in 143, 130 or 129 with no
+    clean-up."""
     loop = asyncio.get_running_loop()
 
     def received(number: signal.Signals) -> None:
@@ -32,10 +34,11 @@ def stop_on_signals(stop: asyncio.Event) -> Iterator[None]:
         log.info("%s: finishing what is under way; a second signal ends at once", number.name)
         stop.set()
 
-    for number in _SIGNALS:
+    heard = [each for each in _SIGNALS if each is not signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN]
+    for number in heard:
         loop.add_signal_handler(number, received, number)
     try:
         yield
     finally:
-        for number in _SIGNALS:
+        for number in heard:
             loop.remove_signal_handler(number)
