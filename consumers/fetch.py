@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -48,19 +48,13 @@ _PROBE_S: Final = 1.0
 _PROBES: Final = 2
 """Attempts without an error after which a partition counts as readable, though it gave nothing: aiokafka raises the
 error of a batch once, then drops the batch and fetches it anew."""
+_GLANCE_S: Final = 0.004
+"""How long a fetch waits for a first record where the time between fetches is spent resting."""
 _REST_S: Final = 0.02
 _FAILED_S: Final = 0.5
 """Rest after a fetch that failed for no single partition's sake."""
 
 _FATAL = (GroupAuthorizationFailedError, TopicAuthorizationFailedError, ConsumerStoppedError)
-_WRONG_SETTING: Final[Mapping[type[Exception], str]] = {
-    InvalidSessionTimeoutError: "set kafka.session_timeout_ms between the broker's group.min.session.timeout.ms and "
-    "group.max.session.timeout.ms",
-    InconsistentGroupProtocolError: "its members share partitions in another way, so they are no nodes of Headrace: "
-    "give these nodes another group",
-    InvalidGroupIdError: "set group to a name that the broker takes",
-}
-"""What a group says to a member that no second try lets in, and the remedy."""
 _REMEDIES: Final[dict[type[KafkaError], str]] = {
     InvalidSessionTimeoutError: (
         "set kafka.session_timeout_ms between the broker's group.min.session.timeout.ms and its "
@@ -71,6 +65,7 @@ _REMEDIES: Final[dict[type[KafkaError], str]] = {
     ),
     InvalidGroupIdError: "set group to a name that is not empty",
 }
+"""What a group says to a member that no second try lets in, and the remedy."""
 _MISFITS = tuple(_REMEDIES)
 _UNREADABLE = (KafkaError, OSError, EOFError, ValueError, zlib.error)
 """The broker's and the client's errors, and what unpacking a damaged batch raises."""
@@ -85,14 +80,20 @@ class _Unreadable:
 
 class Fetch:
     """
+    Args:
+        idle_pause_s: see `NodeSettings`.
+
     Attributes:
         failing_since: when fetches began to fail altogether (seconds of the clock), None while they succeed. A
             partition that cannot be read does not count.
     """
 
-    def __init__(self, consumer: Any, assignment: Assignment, *, clock: Clock = monotonic) -> None:
+    def __init__(
+        self, consumer: Any, assignment: Assignment, *, idle_pause_s: float = 0.0, clock: Clock = monotonic
+    ) -> None:
         self._consumer = consumer
         self._assignment = assignment
+        self._idle_pause_s = idle_pause_s
         self._clock = clock
         self._failed = ""
         self.failing_since: float | None = None
@@ -121,8 +122,11 @@ class Fetch:
         asked = NOWHERE not in wanted
         if asked and (self._unreadable or self._clock() < self._singly_until):
             return await self._singly(wanted or list(held))
+        resting = self._idle_pause_s > 0 and not wanted
         try:
-            fetched = await self._getmany(wanted, patience_s, MAX_RECORDS)
+            fetched = await self._getmany(wanted, min(patience_s, _GLANCE_S) if resting else patience_s, MAX_RECORDS)
+            if resting and not fetched:
+                await self._rest(list(held), min(patience_s, self._idle_pause_s))
         except _UNREADABLE as error:
             self._rewind(held)
             self._singly_until = self._clock() + _SINGLY_S
@@ -130,6 +134,14 @@ class Fetch:
             return {}
         self._succeed()
         return fetched
+
+    async def _rest(self, partitions: Sequence[Any], pause_s: float) -> None:
+        """Asks the broker nothing for a while."""
+        self._consumer.pause(*partitions)
+        await asyncio.sleep(pause_s)
+        # A rebalance meanwhile has made the partitions anew, and the new ones are not paused.
+        still_held = self._consumer.assignment()
+        self._consumer.resume(*[tp for tp in partitions if tp in still_held])
 
     async def _singly(self, wanted: Sequence[Any]) -> dict[Any, list[Any]]:
         fetched: dict[Any, list[Any]] = {}

@@ -271,7 +271,16 @@ class Node:
 
         desk = Desk(outbox, self._hooks, wake)
         intake = Intake(self.runtime, desk, tombstones=settings.tombstones, clock=self._clock)
-        poll = PollLoop(consumer, assignment, intake, self.runtime, outbox, hooks=self._hooks, clock=self._clock)
+        poll = PollLoop(
+            consumer,
+            assignment,
+            intake,
+            self.runtime,
+            outbox,
+            hooks=self._hooks,
+            idle_pause_s=settings.idle_pause_s,
+            clock=self._clock,
+        )
         self._assignment, self._poll = assignment, poll
         self._phase = "serving"
         # Only now: a consumer that starts with a subscription waits for the group, deaf to signals and without polling.

@@ -45,10 +45,11 @@ class PollLoop:
         outbox: Outbox,
         *,
         hooks: NodeHooks,
+        idle_pause_s: float = 0.0,
         clock: Clock = monotonic,
     ) -> None:
         self._consumer = consumer
-        self._fetch = Fetch(consumer, assignment, clock=clock)
+        self._fetch = Fetch(consumer, assignment, idle_pause_s=idle_pause_s, clock=clock)
         self._assignment = assignment
         self._intake = intake
         self._runtime = runtime

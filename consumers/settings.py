@@ -27,6 +27,8 @@ class NodeSettings:
         announce_interval_s: between entries in the registry.
         tombstones: ``skip`` counts records with no value and moves on; ``forward`` repeats them on the results topic.
         kafka: client settings passed to aiokafka, by its names (``security_protocol``, ``max_poll_interval_ms``, ...).
+        idle_pause_s: between fetches while nothing comes, for a broker that answers an empty fetch at once instead of
+            holding it (the embedded one); 0 for Kafka, which holds it.
         ops_port: announced in the registry; 0 when there is none.
     """
 
@@ -42,4 +44,5 @@ class NodeSettings:
     announce_interval_s: float = 5.0
     tombstones: str = "skip"
     kafka: Mapping[str, object] = field(default_factory=dict)
+    idle_pause_s: float = 0.0
     ops_port: int = 0

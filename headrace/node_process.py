@@ -36,6 +36,7 @@ from schemas.repository import Repository, scan
 __all__ = ["Started", "read_repository", "run_node", "set_up_logs"]
 
 _READY_POLL_S: Final = 0.05
+_EMBEDDED_PAUSE_S: Final = 0.03
 _TOPICS_S: Final = 10.0
 """One attempt; the node makes more, and says so."""
 
@@ -84,10 +85,12 @@ async def run_node(
     stop: asyncio.Event,
     on_ready: Callable[[Started], None] = lambda started: None,
     metrics: Metrics | None = None,
+    embedded: bool = False,
 ) -> None:
     """Runs until ``stop`` is set and the node has drained.
 
     Args:
+        embedded: the broker is the embedded one, which does not hold an empty fetch.
         on_ready: called once, when the node answers ready for the first time.
 
     Raises:
@@ -103,7 +106,7 @@ async def run_node(
 
         ops_port = settings.ops_port or free_port(settings.ops_host)
         node = Node(
-            _node_settings(settings, bootstrap, repository.root, ops_port),
+            _node_settings(settings, bootstrap, repository.root, ops_port, embedded=embedded),
             repository,
             backends=BACKENDS,
             ensure_topics=make_topics,
@@ -150,7 +153,7 @@ def _spare_the_collector() -> None:
     gc.set_threshold(50_000, 20, 100)
 
 
-def _node_settings(settings: Settings, bootstrap: str, models: Path, ops_port: int) -> NodeSettings:
+def _node_settings(settings: Settings, bootstrap: str, models: Path, ops_port: int, *, embedded: bool) -> NodeSettings:
     return NodeSettings(
         models=models,
         bootstrap=bootstrap,
@@ -164,5 +167,6 @@ def _node_settings(settings: Settings, bootstrap: str, models: Path, ops_port: i
         announce_interval_s=settings.announce_interval_s,
         tombstones=settings.tombstones,
         kafka=settings.kafka,
+        idle_pause_s=_EMBEDDED_PAUSE_S if embedded else 0.0,
         ops_port=ops_port,
     )

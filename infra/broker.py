@@ -3,7 +3,7 @@
 It keeps nothing safe: see `DATA_LOSS_WARNING`. Where records matter, use Apache Kafka. Four more things differ from it
 (0.2.3): a consumer that was killed keeps its partitions, and blocks every rebalance, until the broker is restarted; a
 fetch returns all there is, whatever limit the consumer asks for; and an empty fetch is answered at once, whatever
-``max_wait`` says, so an idle consumer asks over and over and keeps a good part of a CPU busy; and what a producer
+``max_wait`` says, so an idle consumer that does not pause asks over and over; and what a producer
 commits after an aborted transaction counts as aborted too. So tests of crashes and
 of memory, and figures of any kind, need Apache Kafka.
 """

@@ -105,6 +105,7 @@ async def _serve(settings: Settings, models: Path, broker_port: int | None, data
                     repository,
                     stop=stop,
                     on_ready=lambda started: _print_panel(settings, started, embedded=True, found=found),
+                    embedded=True,
                 )
                 await while_broker_lives(broker, asyncio.create_task(serving, name="node"))
 

@@ -114,7 +114,15 @@ async def _running_node(
 ) -> AsyncIterator[None]:
     stop, ready = asyncio.Event(), asyncio.Event()
     node = asyncio.create_task(
-        run_node(settings, bootstrap, repository, stop=stop, on_ready=lambda started: ready.set(), metrics=metrics),
+        run_node(
+            settings,
+            bootstrap,
+            repository,
+            stop=stop,
+            on_ready=lambda started: ready.set(),
+            metrics=metrics,
+            embedded=True,
+        ),
         name="node",
     )
     is_ready = asyncio.create_task(ready.wait(), name="ready")

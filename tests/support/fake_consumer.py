@@ -34,6 +34,9 @@ class FakeConsumer:
 
     def __init__(self) -> None:
         self._coordinator = _Coordinator()
+        self.assigned: set[Any] = set()
+        self.paused: set[Any] = set()
+        self.pauses = 0
         self.committed_offsets: dict[Any, int] = {}
         self.positions: dict[Any, int] = {}
         self.ends: dict[Any, int] = {}
@@ -90,6 +93,16 @@ class FakeConsumer:
     def seek(self, tp: Any, offset: int) -> None:
         self.seeks.append((tp, offset))
         self.positions[tp] = offset
+
+    def pause(self, *partitions: Any) -> None:
+        self.paused.update(partitions)
+        self.pauses += 1
+
+    def resume(self, *partitions: Any) -> None:
+        self.paused.difference_update(partitions)
+
+    def assignment(self) -> set[Any]:
+        return self.assigned
 
     def highwater(self, tp: Any) -> int | None:
         return self.ends.get(tp)

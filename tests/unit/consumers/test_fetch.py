@@ -159,3 +159,23 @@ async def test_a_broker_that_refuses_a_partition_for_good_still_ends_the_loop() 
     scene.broken.unreadable[scene.one] = TopicAuthorizationFailedError("t")
     with pytest.raises(Unavailable, match="check its ACLs"):
         await scene.poll.run()
+
+
+async def test_a_broker_that_holds_no_empty_fetch_is_left_alone_between_fetches() -> None:
+    zero = TopicPartition("t", 0)
+    consumer, scene = FakeConsumer(), Polling()
+    scene.assignment.partitions = {zero: scene.assignment.partitions.popitem()[1]}
+    consumer.assigned = {zero}
+    fetch = consumers.fetch.Fetch(consumer, scene.assignment, idle_pause_s=0.001)
+    assert await fetch.take([], 0.2) == {}
+    assert (consumer.pauses, consumer.paused) == (1, set())
+    consumer.assigned = set()  # revoked while it rested
+    assert await fetch.take([], 0.2) == {}
+    assert consumer.paused == {zero}, "what is held no more is not touched"
+
+
+async def test_a_broker_that_holds_an_empty_fetch_is_never_paused() -> None:
+    consumer = FakeConsumer()
+    fetch = consumers.fetch.Fetch(consumer, Polling().assignment)
+    assert await fetch.take([], 0.0) == {}
+    assert consumer.pauses == 0
