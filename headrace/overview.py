@@ -26,8 +26,8 @@ class ModelView:
 
     Attributes:
         state: ``ready`` when a live node has it so, else the worst that nodes say, ``no node`` without any.
-        lag: records not yet finished: ends of the request partitions minus what the group has committed; None when
-            the topic is not there.
+        lag: records not yet finished, those that wait for a retry included: ends of the partitions minus what the
+            group has committed; None when the topic of the requests is not there.
         batch_fill: rows in an execution as a share of ``max_batch_size``; None before the first, or without batches.
         failed: records that failed since the nodes' start.
         dead: letters retained.
@@ -80,7 +80,7 @@ def is_stale(node: NodeEntry, now: int) -> bool:
 def summarise(
     registry: Registry, *, starts: Offsets, ends: Offsets, committed: Mapping[str, Offsets], now: int
 ) -> Overview:
-    """Pure: ``starts`` and ``ends`` of request and dead-letter partitions, ``committed`` by group, ``now`` Unix ms."""
+    """Pure. ``starts`` and ``ends`` are of request, retry and dead-letter partitions, ``now`` is in Unix ms."""
     nodes = sorted(registry.nodes.values(), key=lambda node: node.id)
     groups = sorted({node.group for node in nodes if not is_stale(node, now)}) or sorted({node.group for node in nodes})
     views = []
@@ -101,7 +101,9 @@ def _model_view(
     entry: ModelEntry, group: str, held: list[HeldModel], starts: Offsets, ends: Offsets, committed: Offsets
 ) -> ModelView:
     requests = [place for place in ends if place[0] == entry.requests]
-    lag = sum(max(0, ends[place] - committed.get(place, starts[place])) for place in requests) if requests else None
+    # With the records that wait for their next attempt, as in the node's metric: they are not done.
+    open_ = [place for place in ends if place[0] in (entry.requests, entry.retry)]
+    lag = sum(max(0, ends[place] - committed.get(place, starts[place])) for place in open_) if requests else None
     slots = sum(model.batches * model.max_batch_size for model in held)
     states = {model.state for model in held}
     return ModelView(
@@ -151,7 +153,7 @@ async def read_overview(broker: Broker, namespace: str) -> Overview:
 
 
 async def _offsets(broker: Broker, registry: Registry) -> tuple[dict[tuple[str, int], int], dict[tuple[str, int], int]]:
-    topics = {topic for entry in registry.models.values() for topic in (entry.requests, entry.dead)}
+    topics = {topic for entry in registry.models.values() for topic in (entry.requests, entry.retry, entry.dead)}
     partitions = (await layout(broker, topics)).partitions
     if not partitions:
         return {}, {}

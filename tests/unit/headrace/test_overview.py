@@ -34,6 +34,14 @@ def test_lag_is_what_the_group_has_not_finished_and_a_partition_never_committed_
     assert (echo.partitions, echo.dead) == (2, 3)
 
 
+def test_what_waits_for_a_retry_is_lag_too_and_no_partition_of_the_model() -> None:
+    registry = Registry({"echo": model()}, {"a": node("a", HeldModel("echo", 1, "ready"))})
+    ends = {("m.echo", 0): 10, ("m.echo.retry", 0): 7}
+    committed = {"g": {("m.echo", 0): 10, ("m.echo.retry", 0): 4}}
+    (echo,) = summarise(registry, starts=dict.fromkeys(ends, 0), ends=ends, committed=committed, now=NOW).models
+    assert (echo.lag, echo.partitions) == (3, 1)
+
+
 def test_rates_failures_and_fill_are_those_of_the_live_nodes_together() -> None:
     first = HeldModel("echo", 1, "ready", rate=5, records_failed=1, batches=2, rows=64, max_batch_size=32)
     second = HeldModel("echo", 1, "ready", rate=3, records_failed=2, batches=2, rows=32, max_batch_size=32)
