@@ -379,18 +379,24 @@ async def test_A28_lag_is_what_is_not_finished_and_never_below_0(any_broker: str
         model.open()
         seen: list[float] = []
 
-        async def watch() -> None:
-            while True:
-                seen.append(node.metric("headrace_lag_records", model="echo"))
-                seen.append(float(await overview_lag() or 0))
-                await asyncio.sleep(0.05)
+        done = asyncio.Event()
 
-        watching = asyncio.create_task(watch())
-        await node.send("echo", *[request("plain", [[at]], partition=at % 2) for at in range(300)])
-        await node.until_committed("echo", {0: 157, 1: 156})
-        await eventually(lambda: node.metric("headrace_lag_records", model="echo") == 0, why="lag of 0")
-        watching.cancel()
-        await asyncio.wait([watching])
+        async def watch() -> None:
+            while not done.is_set():
+                seen.append(node.metric("headrace_lag_records", model="echo"))
+                await asyncio.sleep(0.02)
+
+        async def watch_overview() -> None:
+            while not done.is_set():
+                seen.append(float(await overview_lag() or 0))
+
+        async with asyncio.TaskGroup() as watching:
+            watching.create_task(watch())
+            watching.create_task(watch_overview())
+            await node.send("echo", *[request("plain", [[at]], partition=at % 2) for at in range(300)])
+            await node.until_committed("echo", {0: 157, 1: 156})
+            await eventually(lambda: node.metric("headrace_lag_records", model="echo") == 0, why="lag of 0")
+            done.set()
     assert len(seen) > 4
     assert min(seen) >= 0
 
