@@ -6,12 +6,13 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiokafka.errors import KafkaError
 
 from consumers.kafka import known_partitions
+from consumers.live_producer import PRODUCER_IS_DEAD
 from consumers.route import Route
 from schemas.clock import Deadline
 from schemas.record import Topics
@@ -41,11 +42,19 @@ def _model_entry(route: Route) -> ModelEntry:
         results=route.results,
         retry=route.retry,
         dead=route.dead,
-        config=route.config.model_dump(mode="json"),
+        # Parameters are between the model's author and the backend, keys to other services among them.
+        config=route.config.model_dump(mode="json", exclude={"parameters"}),
     )
 
 
-async def _put(producer: Any, topic: str, key: bytes, value: bytes | None) -> bool:
+async def _put(
+    producer: Any,
+    topic: str,
+    key: bytes,
+    value: bytes | None,
+    *,
+    replace: Callable[[Any], Awaitable[None]] | None = None,
+) -> bool:
     try:
         async with asyncio.timeout(_DEADLINE_S):
             await known_partitions(producer, topic)
@@ -53,23 +62,37 @@ async def _put(producer: Any, topic: str, key: bytes, value: bytes | None) -> bo
     except (KafkaError, TimeoutError) as error:
         # The registry informs; serving does not hang on it.
         log.warning("registry entry %s was not written: %r", key.decode(), error)
+        if replace is not None and isinstance(error, PRODUCER_IS_DEAD):
+            await replace(producer)  # a node without traffic sends nothing else that would notice
         return False
     return True
 
 
-async def _put_model(producer: Any, topics: Topics, route: Route) -> bool:
-    return await _put(producer, topics.registry, model_key(route.model), encode_entry(_model_entry(route)))
-
-
 async def announce(
-    producer: Callable[[], Any], topics: Topics, routes: list[Route], entry: Callable[[], NodeEntry], interval_s: float
+    producer: Callable[[], Any],
+    topics: Topics,
+    routes: list[Route],
+    entry: Callable[[], NodeEntry],
+    interval_s: float,
+    *,
+    replace: Callable[[Any], Awaitable[None]],
 ) -> None:
-    """Writes each model until that has succeeded once, and the node's entry every interval, for ever."""
+    """Writes each model until that has succeeded once, and the node's entry every interval, for ever.
+
+    Args:
+        replace: puts another producer in the place of one that can never send again.
+    """
+
+    async def put(key: bytes, value: bytes) -> bool:
+        return await _put(producer(), topics.registry, key, value, replace=replace)
+
     unwritten = routes
     while True:
-        unwritten = [route for route in unwritten if not await _put_model(producer(), topics, route)]
+        unwritten = [
+            route for route in unwritten if not await put(model_key(route.model), encode_entry(_model_entry(route)))
+        ]
         current = entry()
-        await _put(producer(), topics.registry, node_key(current.id), encode_entry(current))
+        await put(node_key(current.id), encode_entry(current))
         await asyncio.sleep(interval_s)
 
 

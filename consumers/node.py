@@ -290,7 +290,14 @@ class Node:
                 outbox.run(),
                 poll.run(),
                 commits.run(assignment),
-                announce(lambda: outbox.producer, self._topics, routes, self.entry, settings.announce_interval_s),
+                announce(
+                    lambda: outbox.producer,
+                    self._topics,
+                    routes,
+                    self.entry,
+                    settings.announce_interval_s,
+                    replace=outbox.replace,
+                ),
                 self._die_with_runtime(),
             ):
                 await stop.wait()

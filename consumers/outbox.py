@@ -144,6 +144,10 @@ class Outbox:
         """The live producer, for the few records that are nobody's answer (registry)."""
         return self._live.current
 
+    async def replace(self, producer: Any) -> None:
+        """Puts another in the place of a producer that can never send again, however long that takes."""
+        await self._live.replace(producer)
+
     @property
     def trouble(self) -> str:
         """Why something is not sent now; empty when all is well. May be read from any thread."""

@@ -7,8 +7,10 @@ import asyncio
 from aiokafka import errors as kafka_errors
 
 from consumers.announce import announce, node_id, withdraw
+from consumers.live_producer import LiveProducer
 from gpu_runtime.fake import ManualClock
 from schemas.clock import Deadline
+from schemas.model import ModelConfig
 from schemas.record import Topics
 from schemas.registry import ModelEntry, NodeEntry, decode_entry, model_key, node_key
 from tests.support.fake_producer import FakeBroker, FakeProducer
@@ -26,7 +28,11 @@ def node_entry() -> NodeEntry:
 
 async def announcing(broker: FakeBroker, producer: FakeProducer, *, entries: int) -> None:
     """Announces one model and the node until so many entries of the node are there."""
-    work = asyncio.create_task(announce(lambda: producer, Topics(), [route()], node_entry, 0.0))
+    live = LiveProducer(lambda: producer if not broker.attempts else broker.make(), first_backoff_s=0.0)
+    await live.start()
+    work = asyncio.create_task(
+        announce(lambda: live.current, Topics(), [route()], node_entry, 0.0, replace=live.replace)
+    )
     await until(lambda: [record.key for record in broker.landed].count(node_key("n")) >= entries)
     work.cancel()
     await asyncio.wait([work])
@@ -42,10 +48,28 @@ async def test_models_are_written_once_and_the_node_every_interval() -> None:
     assert (entry.name, entry.requests, entry.dead) == ("m", "headrace.models.m", "headrace.models.m.dead")
 
 
+async def test_what_is_announced_says_what_a_caller_needs_and_no_parameter_of_the_backend() -> None:
+    broker = FakeBroker(**{REGISTRY: 1})
+    await announcing(broker, broker.make(), entries=1)
+    entry = decode_entry(broker.landed[0].value or b"")
+    assert isinstance(entry, ModelEntry)
+    assert "inputs" in entry.config
+    assert "parameters" not in entry.config
+    assert ModelConfig.model_validate(entry.config) == route().config
+
+
 async def test_a_model_that_could_not_be_written_is_written_later() -> None:
     broker = FakeBroker(**{REGISTRY: 1})
     broker.failures.extend([kafka_errors.RequestTimedOutError(), None, kafka_errors.RequestTimedOutError()])
     await announcing(broker, broker.make(), entries=3)
+    assert [record.key for record in broker.landed].count(model_key("m")) == 1
+
+
+async def test_a_producer_that_is_dead_is_replaced_though_nothing_else_is_sent() -> None:
+    broker = FakeBroker(**{REGISTRY: 1})
+    broker.failures.append(kafka_errors.OutOfOrderSequenceNumber())
+    await announcing(broker, broker.make(), entries=2)
+    assert len(broker.producers) == 2
     assert [record.key for record in broker.landed].count(model_key("m")) == 1
 
 
