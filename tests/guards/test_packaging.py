@@ -76,8 +76,8 @@ def test_the_wheel_names_the_extras_and_the_command(wheel: Path) -> None:
 
 
 CORE = {
-    "aiokafka", "cramjam", "ml-dtypes", "msgspec", "numpy", "opentelemetry-api", "orjson", "prometheus-client", "pydantic",
-    "pyyaml", "rich", "typer",
+    "aiokafka", "cramjam", "ml-dtypes", "msgspec", "numpy", "opentelemetry-api", "orjson", "prometheus-client",
+    "pydantic", "pyyaml", "rich", "typer",
 }  # fmt: skip
 """What `pip install headrace` asks for: small things with wheels, and neither a runtime nor a broker."""
 
