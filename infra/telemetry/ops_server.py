@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
@@ -109,7 +110,10 @@ class _Server(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def handle_error(self, request: object, client_address: object) -> None:
-        log.exception("a question from %s failed", client_address)
+        if isinstance(sys.exception(), ConnectionError):
+            log.debug("%s did not wait for its answer", client_address)
+        else:
+            log.exception("a question from %s failed", client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):

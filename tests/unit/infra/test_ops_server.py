@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -110,3 +112,25 @@ def test_a_page_that_raises_does_not_end_the_server() -> None:
         with pytest.raises((http.client.HTTPException, ConnectionError)):
             ask(server, "/metrics")
         assert ask(server, "/live")[0] == 200
+
+
+def test_a_prober_that_does_not_wait_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    asked, gone = threading.Event(), threading.Event()
+
+    def slow() -> Health:
+        asked.set()
+        gone.wait(5)
+        return Health(True, "", {"long": ["x" * 1000] * 10_000})
+
+    with caplog.at_level(logging.DEBUG, "headrace.ops"), serving(ready=slow) as server:
+        prober = socket.create_connection(("127.0.0.1", server.port), timeout=5)
+        prober.sendall(b"GET /ready HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert asked.wait(5)
+        prober.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closes with a reset
+        prober.close()
+        gone.set()
+        end = time.monotonic() + 5
+        while not any("did not wait" in each.getMessage() for each in caplog.records) and time.monotonic() < end:
+            time.sleep(0.01)
+    told = [each for each in caplog.records if each.levelno > logging.INFO or "did not wait" in each.getMessage()]
+    assert [each.levelname for each in told] == ["DEBUG"]
