@@ -14,8 +14,9 @@ from infra.telemetry.logs import LogFormat, set_up_logging
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
-    loggers = [logging.getLogger(), logging.getLogger("headrace")]
+    loggers = [logging.getLogger(), logging.getLogger("headrace"), logging.getLogger("aiokafka")]
     before = [(logger.level, list(logger.handlers)) for logger in loggers]
+    loggers[2].setLevel(logging.NOTSET)  # a command run by another test in this process silences it
     yield
     for logger, (level, handlers) in zip(loggers, before, strict=True):
         logger.setLevel(level)
