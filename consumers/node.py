@@ -374,6 +374,8 @@ class Node:
             partition.drop_held()
         await self._until(lambda: not any(route.waiting for route in self._routes), deadline)
         self._drained = await self.runtime.drain(deadline)
+        # Told to stop just after it joined, it does not know yet where its partitions stand, and could not commit that.
+        await self._until(lambda: assignment.in_step or not assignment.joined, Deadline(_HURRY_S, self._clock))
         assignment.close()
         await outbox.flush(Deadline(max(deadline.remaining_s, _FLUSH_DEADLINE_S), self._clock))
         farewell = Deadline(_LEAVE_DEADLINE_S, self._clock)
