@@ -29,6 +29,7 @@ MetricName = Literal[
     "headrace_lag_records",
     "headrace_oldest_age_seconds",
     "headrace_paused",
+    "headrace_pauses",
     "headrace_rebalances",
     "headrace_partitions_revoked",
     "headrace_assigned_partitions",
@@ -146,6 +147,13 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
         _MP,
         "1 while fetching waits for the model's queue.",
         "1 for long is back-pressure doing its work; add nodes when lag grows as well.",
+    ),
+    Metric(
+        "headrace_pauses",
+        "counter",
+        _M,
+        "Times that fetching from a partition began to wait for room.",
+        "Shows the pauses that begin and end between two scrapes.",
     ),
     Metric(
         "headrace_rebalances",

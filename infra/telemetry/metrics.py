@@ -162,6 +162,8 @@ class Metrics:
 
     def paused(self, model: str, partition: int, paused: bool) -> None:
         self._gauges["headrace_paused"][(model, str(partition))] = int(paused)
+        if paused:
+            self._counters["headrace_pauses"][(model,)] += 1
 
     def rebalance(self, assigned: int, revoked: int) -> None:
         self._counters["headrace_rebalances"][()] += 1

@@ -115,6 +115,7 @@ async def test_every_metric_counts_what_its_line_says_and_no_secret_is_shown(noi
             where = {"model": "echo", "partition": "0"}
             return (
                 scrapes.value("headrace_paused", **where) == 1
+                and scrapes.value("headrace_pauses_total", model="echo") >= 1
                 and scrapes.value("headrace_lag_records", **where) == 40
                 and scrapes.value("headrace_oldest_age_seconds", **where) > 0.5
                 and scrapes.value("headrace_queued_rows", model="echo") > 0

@@ -124,6 +124,15 @@ def test_gauges_of_a_partition_that_left_vanish_and_the_others_stay() -> None:
     assert value(found, "headrace_intra_op_threads", model="m") == 2
 
 
+def test_pauses_are_counted_though_they_are_over_when_somebody_looks() -> None:
+    metrics = Metrics(version="1")
+    for _ in range(3):
+        metrics.paused("m", 0, True)
+        metrics.paused("m", 0, False)
+    assert value(scrape(metrics), "headrace_paused", model="m", partition="0") == 0
+    assert value(scrape(metrics), "headrace_pauses_total", model="m") == 3
+
+
 def test_every_metric_begins_with_headrace_and_is_declared_once() -> None:
     names = [metric.name for metric in CATALOGUE]
     assert len(set(names)) == len(names)
