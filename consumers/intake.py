@@ -85,6 +85,8 @@ class Intake:
 
     def _sort(self, partition: Partition, chunk: Chunk, indices: list[int], records: list[Record]) -> None:
         """Takes out what is not to be decoded now: tombstones, malformed headers, retries that are not due."""
+        # On the request topic a producer could hold up everybody behind it.
+        is_retry = partition.tp.topic == partition.route.retry
         kinds = {record.headers for record in records}
         if len(kinds) == 1 and all(record.value is not None for record in records):
             try:
@@ -92,11 +94,11 @@ class Intake:
             except HeadraceError:
                 pass  # each of them fails below, by itself
             else:
-                if envelope.not_before_ms is None:
+                if envelope.not_before_ms is None or not is_retry:
                     self._group(partition, chunk, indices, records, [envelope] * len(records))
                     return
         now = now_ms()
-        # A producer may set the header as well, but nothing is held longer than a retry would be.
+        # Whoever writes to the retry topic, nothing is held longer than a retry would be.
         latest = now + partition.route.config.retry.max_delay_ms
         kept: tuple[list[int], list[Record], list[Envelope]] = ([], [], [])
         failures: list[Failure] = []
@@ -109,7 +111,7 @@ class Intake:
                 continue
             if record.value is None:
                 self._tombstone(partition, chunk, index, record)
-            elif envelope.not_before_ms is not None and envelope.not_before_ms > now:
+            elif is_retry and envelope.not_before_ms is not None and envelope.not_before_ms > now:
                 partition.hold(min(envelope.not_before_ms, latest), chunk, index, record)
             else:
                 kept[0].append(index)

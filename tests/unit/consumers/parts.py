@@ -222,9 +222,16 @@ def echo(request: Request, errors: Mapping[int, HeadraceError] | None = None) ->
 class Scene:
     """An intake over one partition, with everything around it in the test's hand."""
 
-    def __init__(self, model: ModelConfig | None = None, *, tombstones: str = "skip", capacity: int = 1_000) -> None:
+    def __init__(
+        self,
+        model: ModelConfig | None = None,
+        *,
+        tombstones: str = "skip",
+        capacity: int = 1_000,
+        of_retries: bool = False,
+    ) -> None:
         self.route = route(model)
-        self.partition = partition(self.route)
+        self.partition = partition(self.route, topic=self.route.retry if of_retries else None)
         self.outbox = FakeOutbox()
         self.runtime = FakeRuntime(capacity)
         self.hooks = RecordingHooks()

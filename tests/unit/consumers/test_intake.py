@@ -98,7 +98,7 @@ def test_a_caller_who_got_one_header_wrong_is_answered_where_another_one_says() 
 
 
 def test_a_retry_that_is_not_due_is_held_until_it_is() -> None:
-    scene = Scene()
+    scene = Scene(of_retries=True)
     scene.take(FakeRecord(X, headers=header("headrace-not-before", now_ms() + 20_000)), FakeRecord(X))
     assert scene.runtime.take()[0].rows == 1
     assert scene.partition.next_due_ms is not None
@@ -107,14 +107,22 @@ def test_a_retry_that_is_not_due_is_held_until_it_is() -> None:
     assert scene.position == 0, "it is unfinished while it is held"
 
 
-def test_a_retry_whose_time_has_come_is_run() -> None:
+def test_on_the_request_topic_nobody_can_hold_up_those_behind() -> None:
     scene = Scene()
+    later = header("headrace-not-before", now_ms() + 20_000)
+    scene.take(FakeRecord(X, headers=later), FakeRecord(X, headers=later), FakeRecord(X))
+    assert sum(request.rows for request in scene.runtime.take()) == 3
+    assert scene.partition.next_due_ms is None
+
+
+def test_a_retry_whose_time_has_come_is_run() -> None:
+    scene = Scene(of_retries=True)
     scene.take(FakeRecord(X, headers=header("headrace-not-before", now_ms() - 1)))
     assert scene.runtime.take()[0].rows == 1
 
 
 def test_held_retries_are_run_when_they_are_due() -> None:
-    scene = Scene(config(max_delay_ms=0))
+    scene = Scene(config(max_delay_ms=0), of_retries=True)
     scene.take(
         *(FakeRecord(X, headers=header("headrace-not-before", now_ms() + 50_000 - number)) for number in range(3))
     )
@@ -128,7 +136,7 @@ def test_held_retries_are_run_when_they_are_due() -> None:
 
 
 def test_no_header_holds_a_record_for_longer_than_a_retry_is_delayed() -> None:
-    scene = Scene(config(max_delay_ms=30_000))
+    scene = Scene(config(max_delay_ms=30_000), of_retries=True)
     scene.take(FakeRecord(X, headers=header("headrace-not-before", now_ms() + 10**12)))
     due = scene.partition.next_due_ms
     assert due is not None
@@ -257,7 +265,7 @@ def test_what_waits_for_room_is_dropped_with_its_partition() -> None:
 
 
 def test_a_fetch_of_many_kinds_loses_none_of_them() -> None:
-    scene = Scene()
+    scene = Scene(of_retries=True)
     scene.take(
         FakeRecord(None),
         FakeRecord(X, headers=header("headrace-priority", "x")),
@@ -277,7 +285,7 @@ def test_a_fetch_of_many_kinds_loses_none_of_them() -> None:
 
 
 def test_a_retriable_failure_of_a_held_retry_is_counted_on() -> None:
-    scene = Scene(config(max_delay_ms=0, max_attempts=3))
+    scene = Scene(config(max_delay_ms=0, max_attempts=3), of_retries=True)
     headers = (*header("headrace-not-before", now_ms() + 5_000), *header("headrace-attempt", 1))
     scene.take(FakeRecord(X, headers=headers))
     scene.intake.take_due(scene.partition)
