@@ -24,6 +24,7 @@ from gpu_runtime.devices import usable_gpus
 from headrace.kafka_options import SECRETS
 from headrace.settings import Settings
 from headrace.version import __version__
+from headrace.watchdog import ended_when_stuck
 from infra.child import free_port
 from infra.telemetry.logs import set_up_logging
 from infra.telemetry.metrics import Metrics
@@ -129,7 +130,9 @@ async def run_node(
             _tell_when_ready(node, lambda: on_ready(Started(repository, bootstrap, ops_port))), name="ready watch"
         )
         try:
-            await node.run(stop)
+            # A load balancer has seen a dead `/live` for as long again by then.
+            async with ended_when_stuck(2 * settings.stuck_after_s):
+                await node.run(stop)
         finally:
             watch.cancel()
             await asyncio.wait([watch])
