@@ -1,210 +1,32 @@
 """Records of one fetch that share a signature: one request to the runtime, and an end for each of them.
 
-A bundle is the receipt for what it sends: a record is finished in its partition's ledger only when the broker has
-acknowledged its end.
+What becomes of those that fail is decided in `consumers.failures`.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from consumers import ends
-from consumers.hooks import End, NodeHooks, Traced
+from consumers.desk import Desk, Ending
+from consumers.failures import Failure, bury, fail_records
+from consumers.hooks import End, Traced
 from consumers.kafka import Record
 from consumers.ledger import Chunk
-from consumers.outbox import Outbox
 from consumers.partition import Partition
 from gpu_runtime.request import Outcome, Request, ScopeState
 from schemas.codec import Answer, DecodedGroup, Encoded, Form
 from schemas.codecs import encode_many
-from schemas.errors import Cancelled, Expired, HeadraceError
-from schemas.record import Envelope, Headers, ReplyTo, now_ms
+from schemas.errors import HeadraceError
+from schemas.record import Envelope, Headers, ReplyTo
 from schemas.tensors import Tensors
 
-__all__ = ["Bundle", "Desk", "Failure", "fail_records", "fail_unbatched"]
-
-log = logging.getLogger("headrace.bundle")
+__all__ = ["Bundle"]
 
 _T = TypeVar("_T")
-_END_OF_CODE: Final[dict[str, End]] = {Expired.code: "expired", Cancelled.code: "cancelled"}
-
-
-@dataclass(slots=True)
-class Desk:
-    """What bundles need of the node: where ends go, who counts them, whom to wake when room appears."""
-
-    outbox: Outbox
-    hooks: NodeHooks
-    wake: Callable[[], None]
-
-
-@dataclass(slots=True)
-class Failure:
-    """One record that failed. ``position`` is its place in the lists of its bundle."""
-
-    record: Record
-    envelope: Envelope
-    id: str
-    index: int
-    error: HeadraceError
-    traceparent: bytes | None = None
-
-
-class _Ending:
-    """Receipt for records that leave in one way."""
-
-    __slots__ = ("chunk", "desk", "end", "failed", "partition")
-
-    def __init__(
-        self,
-        desk: Desk,
-        partition: Partition,
-        chunk: Chunk,
-        end: End,
-        failed: Callable[[int, HeadraceError, End], None],
-    ) -> None:
-        self.desk = desk
-        self.partition = partition
-        self.chunk = chunk
-        self.end = end
-        self.failed = failed
-
-    def delivered(self, indices: Sequence[int]) -> None:
-        self.chunk.finish(indices)
-        now = now_ms()
-        timestamps = self.chunk.timestamps
-        self.desk.hooks.records_out(
-            self.partition.route.model, self.end, len(indices), [now - timestamps[index] for index in indices]
-        )
-
-    def refused(self, index: int, error: HeadraceError) -> None:
-        self.failed(index, error, self.end)
-
-
-def fail_records(desk: Desk, partition: Partition, chunk: Chunk, failures: Sequence[Failure]) -> None:
-    """Gives each failed record its next step: a retry if that can help, else an answer to its caller, else a letter."""
-    by_index = {failure.index: failure for failure in failures}
-
-    def failed_again(index: int, error: HeadraceError, end: End) -> None:
-        if end == "retry":
-            # What the retry would carry is too much for its topic, so this was the last attempt.
-            conclude(by_index[index])
-        else:
-            _bury(desk, partition, chunk, by_index[index], error=error, tried=end)
-
-    def conclude(failure: Failure) -> None:
-        if failure.envelope.reply_to is not None:
-            end: End = _END_OF_CODE.get(failure.error.code, "error_reply")
-            _reply_error(desk, failure, _Ending(desk, partition, chunk, end, failed_again))
-        else:
-            _bury(desk, partition, chunk, failure, error=failure.error, tried=None)
-
-    route = partition.route
-    for failure in failures:
-        desk.hooks.error(route.model, failure.error.code, 1)
-        attempts = failure.envelope.attempt + 1
-        not_before = now_ms() + ends.retry_delay_ms(route.config.retry, attempts)
-        deadline = ends.deadline_ms_of(failure.record, failure.envelope, route.config.queue)
-        if (
-            failure.error.retriable
-            and attempts < route.config.retry.max_attempts
-            and (deadline is None or not_before < deadline)
-        ):
-            headers = ends.retry_headers(
-                failure.record, failure.envelope, failure.id, attempts=attempts, not_before_ms=not_before
-            )
-            receipt = _Ending(desk, partition, chunk, "retry", failed_again)
-            desk.outbox.add_many(
-                route.retry,
-                keys=[failure.record.key],
-                values=[failure.record.value],
-                headers=[headers],
-                indices=[failure.index],
-                receipt=receipt,
-            )
-        else:
-            conclude(failure)
-
-
-def fail_unbatched(desk: Desk, partition: Partition, chunk: Chunk, failures: Sequence[Failure]) -> None:
-    """As `fail_records`, for records that never came into a bundle, and so have no spans yet."""
-    traced = desk.hooks.trace(partition.route.model, [failure.record.headers for failure in failures])
-    if traced is not None:
-        for at, failure in enumerate(failures):
-            failure.traceparent = traced.traceparent(at)
-    fail_records(desk, partition, chunk, failures)
-    if traced is not None:
-        traced.finish(0.0, 0.0, 0, {at: failure.error.code for at, failure in enumerate(failures)})
-
-
-def _reply_error(desk: Desk, failure: Failure, receipt: _Ending) -> None:
-    reply_to = failure.envelope.reply_to
-    if reply_to is None:
-        return
-    value, headers = ends.error_reply(
-        failure.envelope,
-        failure.id,
-        failure.error,
-        stage=receipt.partition.route.model,
-        attempts=failure.envelope.attempt + 1,
-        traceparent=failure.traceparent,
-    )
-    desk.outbox.add_many(
-        reply_to.topic,
-        partition=reply_to.partition,
-        keys=[failure.record.key],
-        values=[value],
-        headers=[headers],
-        indices=[failure.index],
-        receipt=receipt,
-        to_reply=True,
-    )
-
-
-def _bury(
-    desk: Desk, partition: Partition, chunk: Chunk, failure: Failure, *, error: HeadraceError, tried: End | None
-) -> None:
-    """Writes a dead letter. ``tried`` is the end that was refused before, if any: a letter that was itself refused
-    for its size goes again without its value, which still lies at its origin."""
-    route = partition.route
-    value = failure.record.value
-    end: End = _END_OF_CODE.get(error.code, "dead_letter") if tried is None else "dead_letter"
-    if tried == "dead_letter":
-        error = type(failure.error)(
-            f"value of {len(value or b''):,} bytes left out, see headrace-origin: {failure.error}"
-        )
-        value = b""
-
-    def refused(index: int, again: HeadraceError, _: End) -> None:
-        if tried == "dead_letter":
-            # Even the letter without its value is refused, so its headers alone exceed what the broker takes.
-            log.error("record %s cannot be buried: %s; it died of: %s", failure.id, again, failure.error)
-            desk.hooks.error(route.model, "undeliverable", 1)
-            chunk.finish([index])
-            return
-        _bury(desk, partition, chunk, failure, error=again, tried="dead_letter")
-
-    headers = ends.dead_letter_headers(
-        failure.record,
-        failure.envelope,
-        failure.id,
-        error,
-        stage=route.model,
-        attempts=failure.envelope.attempt + 1,
-    )
-    desk.outbox.add_many(
-        route.dead,
-        keys=[failure.record.key],
-        values=[value],
-        headers=[headers],
-        indices=[failure.index],
-        receipt=_Ending(desk, partition, chunk, end, refused),
-    )
 
 
 class Bundle:
@@ -340,7 +162,7 @@ class Bundle:
             values=[encoded.values[at] for at in picks],  # type: ignore[misc] # errors were taken out by the caller
             headers=self._result_headers(chosen, [encoded.headers[at] for at in picks]),
             indices=[indices[position] for position in chosen],
-            receipt=_Ending(self.desk, self.partition, self.chunk, "result", self._refused),
+            receipt=Ending(self.desk, self.partition, self.chunk, "result", self._refused),
             to_reply=reply_to is not None,
         )
 
@@ -362,7 +184,7 @@ class Bundle:
             fail_records(self.desk, self.partition, self.chunk, [failure])
         else:
             self.desk.hooks.error(self.partition.route.model, error.code, 1)
-            _bury(self.desk, self.partition, self.chunk, failure, error=error, tried="result")
+            bury(self.desk, self.partition, self.chunk, failure, error=error, tried="result")
 
     def _failure(self, position: int, error: HeadraceError) -> Failure:
         return Failure(

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from consumers.bundle import Bundle, Desk, Failure, fail_unbatched
+from consumers.bundle import Bundle
+from consumers.desk import Desk
 from consumers.ends import deadline_ms_of, record_id
+from consumers.failures import Failure, fail_unbatched
 from consumers.kafka import Record
 from consumers.ledger import Chunk
 from consumers.partition import Partition

@@ -16,8 +16,8 @@ from aiokafka.errors import KafkaError
 from consumers.announce import announce, host_name, node_id, withdraw
 from consumers.assignment import Assignment
 from consumers.background import Background
-from consumers.bundle import Desk
 from consumers.commits import Commits
+from consumers.desk import Desk
 from consumers.health import Health
 from consumers.hooks import NO_HOOKS, NodeHooks
 from consumers.intake import Intake

@@ -9,7 +9,7 @@ from typing import cast
 
 from aiokafka import TopicPartition
 
-from consumers.bundle import Desk
+from consumers.desk import Desk
 from consumers.ends import HeaderList
 from consumers.hooks import End, Traced
 from consumers.intake import Intake
