@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from aiokafka.errors import KafkaError
@@ -14,11 +14,13 @@ from aiokafka.errors import KafkaError
 from consumers.kafka import known_partitions
 from consumers.live_producer import PRODUCER_IS_DEAD
 from consumers.route import Route
+from consumers.tally import Counts
+from gpu_runtime.runtime import ModelStatus
 from schemas.clock import Deadline
 from schemas.record import Topics
-from schemas.registry import ModelEntry, NodeEntry, encode_entry, model_key, node_key
+from schemas.registry import HeldModel, ModelEntry, NodeEntry, encode_entry, model_key, node_key
 
-__all__ = ["announce", "host_name", "node_id", "withdraw"]
+__all__ = ["announce", "held_model", "host_name", "node_id", "withdraw"]
 
 log = logging.getLogger("headrace.announce")
 
@@ -32,6 +34,34 @@ def host_name() -> str:
 def node_id() -> str:
     """Unique while the process lives, and readable."""
     return f"{host_name()}-{os.getpid()}"
+
+
+def held_model(
+    route: Route,
+    status: ModelStatus | None,
+    counts: Counts,
+    *,
+    partitions: Sequence[int],
+    load_error: str,
+    now: float,
+) -> HeldModel:
+    """A model's part of the node's entry. ``status`` None: not in the runtime (yet); ``now``: monotonic seconds."""
+    return HeldModel(
+        name=route.model,
+        version=route.config.version,
+        state="failed" if load_error else "loading" if status is None else status.state,
+        reason=load_error,
+        partitions=tuple(sorted(partitions)),
+        records_in=counts.records_in,
+        records_out=counts.records_out,
+        records_failed=counts.records_failed,
+        rate=counts.rate(now),
+        batches=counts.batches,
+        rows=counts.rows,
+        max_batch_size=route.config.max_batch_size,
+        queued_rows=0 if status is None else status.waiting_rows,
+        memory_bytes=0 if status is None else status.memory_bytes,
+    )
 
 
 def _model_entry(route: Route) -> ModelEntry:

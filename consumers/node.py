@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from aiokafka.errors import KafkaError
 
-from consumers.announce import announce, host_name, node_id, withdraw
+from consumers.announce import announce, held_model, host_name, node_id, withdraw
 from consumers.assignment import Assignment
 from consumers.background import Background
 from consumers.commits import Commits
@@ -36,7 +36,7 @@ from gpu_runtime.threads import threads_for
 from schemas.clock import Clock, Deadline, monotonic
 from schemas.errors import ConfigError, HeadraceError, ModelLoadError
 from schemas.record import Topics, now_ms
-from schemas.registry import HeldModel, NodeEntry
+from schemas.registry import NodeEntry
 from schemas.repository import Repository
 
 __all__ = ["Node"]
@@ -102,15 +102,13 @@ class Node:
         now = self._clock()
         limit = self._settings.stuck_after_s
         if now - self._beat > limit:
-            return Health(
-                False, f"the event loop has not turned for {now - self._beat:.0f} s (stuck_after_s={limit:g})"
-            )
+            silent_s = now - self._beat
+            return Health(False, f"the event loop has not turned for {silent_s:.0f} s (stuck_after_s={limit:g})")
         poll = self._poll
-        for since, what in (
-            () if poll is None else ((poll.busy_since, "been busy"), (poll.failing_since, "got no fetch through"))
-        ):
-            if since is not None and now - since > limit:
-                return Health(False, f"the poll loop has {what} for {now - since:.0f} s (stuck_after_s={limit:g})")
+        if poll is not None:
+            for since, what in ((poll.busy_since, "been busy"), (poll.failing_since, "got no fetch through")):
+                if since is not None and now - since > limit:
+                    return Health(False, f"the poll loop has {what} for {now - since:.0f} s (stuck_after_s={limit:g})")
         return Health(True)
 
     def ready(self) -> Health:
@@ -143,32 +141,18 @@ class Node:
             for tp, partition in self._assignment.partitions.items():
                 if tp.topic == partition.route.requests:
                     held[partition.route.model].append(tp.partition)
-        models = []
-        for route in self._routes:
-            status = self.runtime.models.get(route.model)
-            counts = self._tally.counts(route.model)
-            models.append(
-                HeldModel(
-                    name=route.model,
-                    version=route.config.version,
-                    state="failed"
-                    if route.model in self._load_errors
-                    else "loading"
-                    if status is None
-                    else status.state,
-                    reason=self._load_errors.get(route.model, ""),
-                    partitions=tuple(sorted(held[route.model])),
-                    records_in=counts.records_in,
-                    records_out=counts.records_out,
-                    records_failed=counts.records_failed,
-                    rate=counts.rate(self._clock()),
-                    batches=counts.batches,
-                    rows=counts.rows,
-                    max_batch_size=route.config.max_batch_size,
-                    queued_rows=0 if status is None else status.waiting_rows,
-                    memory_bytes=0 if status is None else status.memory_bytes,
-                )
+        now = self._clock()
+        models = tuple(
+            held_model(
+                route,
+                self.runtime.models.get(route.model),
+                self._tally.counts(route.model),
+                partitions=held[route.model],
+                load_error=self._load_errors.get(route.model, ""),
+                now=now,
             )
+            for route in self._routes
+        )
         return NodeEntry(
             id=node_id(),
             group=self._settings.group,
@@ -179,14 +163,8 @@ class Node:
             written_ms=now_ms(),
             interval_s=self._settings.announce_interval_s,
             version=self._version,
-            models=tuple(models),
+            models=models,
         )
-
-    def _state(self, model: str) -> str:
-        if model in self._load_errors:
-            return "failed"
-        status = self.runtime.models.get(model)
-        return "loading" if status is None else status.state
 
     # -- life --------------------------------------------------------------------------------------------------
 

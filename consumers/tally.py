@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from consumers.hooks import End, NodeHooks, Traced
 from gpu_runtime.hooks import RuntimeHooks
 from gpu_runtime.request import Request
 
 __all__ = ["Counts", "Tally"]
+
+_SHORTEST_S: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -23,14 +26,18 @@ class Counts:
     rows: int = 0
     _last_out: int = 0
     _last_at: float = 0.0
+    _rate: float = 0.0
 
     def rate(self, now: float) -> float:
-        """Records ended a second since the last call."""
-        ended = self.records_out + self.records_failed
+        """Records ended a second since the last call, or that call's answer when it is less than a second old, as more
+        than one reader asks."""
         passed = now - self._last_at
-        rate = (ended - self._last_out) / passed if self._last_at and passed > 0 else 0.0
+        if self._last_at and passed < _SHORTEST_S:
+            return self._rate
+        ended = self.records_out + self.records_failed
+        self._rate = (ended - self._last_out) / passed if self._last_at else 0.0
         self._last_out, self._last_at = ended, now
-        return rate
+        return self._rate
 
 
 class Tally:

@@ -89,4 +89,13 @@ def test_the_rate_is_of_records_ended_since_it_was_last_asked_for() -> None:
     counts.records_out, counts.records_failed = 8, 2
     assert counts.rate(105.0) == pytest.approx(2.0)
     assert counts.rate(110.0) == 0.0
-    assert counts.rate(110.0) == 0.0
+
+
+def test_a_second_reader_gets_the_same_rate() -> None:
+    counts = Counts()
+    counts.rate(100.0)
+    counts.records_out = 10
+    assert counts.rate(105.0) == pytest.approx(2.0)
+    counts.records_out = 11
+    assert counts.rate(105.5) == pytest.approx(2.0)
+    assert counts.rate(106.0) == pytest.approx(1.0)
