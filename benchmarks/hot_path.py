@@ -30,6 +30,7 @@ from onnx import TensorProto, helper, numpy_helper
 from benchmarks.support.load import Headers, Progress, fill, make_topics, read_some, watch
 from benchmarks.support.report import Report
 from infra.apache_kafka import KafkaCluster
+from infra.child import bound_to_parent
 
 _MB: Final = 1024 * 1024
 _GROWTH_LIMIT_MB: Final = 50.0
@@ -90,7 +91,8 @@ def model_folder(root: Path, name: str, mlp: Mlp) -> None:
 @asynccontextmanager
 async def process(*args: str) -> AsyncIterator[int]:
     """A child with its standard error shown, ended by SIGTERM; its process id."""
-    child = await asyncio.create_subprocess_exec(sys.executable, *args, stdout=asyncio.subprocess.DEVNULL)
+    command = bound_to_parent([sys.executable, *args])
+    child = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
     try:
         yield child.pid
     finally:
