@@ -5,6 +5,7 @@ the reason, where there is no CUDA device.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 import threading
@@ -33,6 +34,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if on_device and (reason := _no_device()) is not None:
         for item in on_device:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def no_log_to_a_stream_of_an_earlier_test() -> Iterator[None]:
+    """A command run in this process sets up logging to the stderr of its test, which is closed afterwards."""
+    root = logging.getLogger()
+    before = list(root.handlers)
+    yield
+    for handler in list(root.handlers):
+        if type(handler) is logging.StreamHandler and handler not in before:
+            root.removeHandler(handler)
 
 
 def _root(factory: pytest.TempPathFactory) -> Path:

@@ -8,7 +8,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from tests.support.models import ECHO, write_model
 from tests.support.nodes import serving
-from tests.support.records import make_topic
+from tests.support.records import committed_offsets, make_topic
 from tests.support.waiting import eventually
 
 
@@ -29,6 +29,12 @@ async def test_a_request_topic_that_is_deleted_is_missed_and_read_again_once_it_
         await eventually(
             lambda: f"topics are gone: {requests};" in node.node.ready().reason, 15.0, why="the node to miss its topic"
         )
+
+        async def forgotten() -> bool:
+            return not await committed_offsets(kafka, node.group, requests)
+
+        # Offsets of the old topic would be taken for the new one's.
+        await eventually(forgotten, 15.0, why="the group to forget the topic's offsets")
         await make_topic(kafka, requests)
         await node.send("echo", b'{"x": [2]}')
         results = await node.results("echo", 2)

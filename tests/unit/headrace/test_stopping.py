@@ -14,10 +14,14 @@ from headrace.stopping import stop_on_signals
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
 async def test_the_first_signal_asks_to_stop(number: signal.Signals) -> None:
     stop = asyncio.Event()
-    with stop_on_signals(stop):
-        os.kill(os.getpid(), number)
-        async with asyncio.timeout(5.0):
-            await stop.wait()
+    before = signal.signal(number, signal.SIG_DFL)  # it is ignored where the tests run under nohup
+    try:
+        with stop_on_signals(stop):
+            os.kill(os.getpid(), number)
+            async with asyncio.timeout(5.0):
+                await stop.wait()
+    finally:
+        signal.signal(number, before)
 
 
 async def test_a_hang_up_that_is_ignored_stays_ignored() -> None:
