@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from infra.child import bound_to_parent, free_port, log_tail
+from infra.child import bound_to_parent, free_ports, log_tail
 from infra.kafka_download import kafka_jars, program
 from infra.kafka_ping import known_nodes
 from schemas.clock import Deadline
@@ -156,8 +156,9 @@ class KafkaCluster:
         self._jars = kafka_jars()
         java = program("java", "install a JDK, 17 or newer, to run Apache Kafka")
         self._root = Path(tempfile.mkdtemp(prefix="headrace-kafka-"))
+        ports = free_ports(2 * self._count)
         for number in range(1, self._count + 1):
-            self._nodes[number] = _Node(number, free_port(), free_port(), self._root / str(number))
+            self._nodes[number] = _Node(number, ports.pop(), ports.pop(), self._root / str(number))
         cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         formatting = []
         for node in self._nodes.values():

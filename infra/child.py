@@ -5,13 +5,14 @@ It starts nothing by itself and restarts nothing.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import sys
 from pathlib import Path
 
-__all__ = ["bound_to_parent", "free_port", "log_tail"]
+__all__ = ["bound_to_parent", "free_port", "free_ports", "log_tail"]
 
 # PR_SET_PDEATHSIG is 1. It survives execv, so the small Python is gone once the child runs. The parent may have died
 # before prctl was called: then nobody would send the signal, and the child must not start.
@@ -30,6 +31,15 @@ def bound_to_parent(command: list[str], *, death_signal: signal.Signals = signal
     ``command[0]`` must be a path. A fork hook in this process would do the same, and may deadlock beside threads.
     """
     return [sys.executable, "-I", "-S", "-c", _STUB, str(int(death_signal)), str(os.getpid()), *command]
+
+
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """So many different ports that are free now. Asked for one by one, the same port may come twice."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket(socket.AF_INET)) for _ in range(count)]
+        for one in sockets:
+            one.bind((host, 0))
+        return [one.getsockname()[1] for one in sockets]
 
 
 def free_port(host: str = "127.0.0.1", *, port: int = 0) -> int:
