@@ -61,6 +61,7 @@ def held_model(
         max_batch_size=route.config.max_batch_size,
         queued_rows=0 if status is None else status.waiting_rows,
         memory_bytes=0 if status is None else status.memory_bytes,
+        digest=route.digest,
     )
 
 

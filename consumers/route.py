@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -25,14 +26,16 @@ class Route:
     """
     Attributes:
         requests, results, retry, dead: topic names.
+        digest: tells configurations apart; see `schemas.registry.HeldModel`.
         waiting: decoded requests that found the model's queue full; while there are any, the model's partitions are
             not read, so that the rest of the backlog waits in Kafka.
     """
 
-    __slots__ = ("config", "dead", "model", "requests", "results", "retry", "waiting")
+    __slots__ = ("config", "dead", "digest", "model", "requests", "results", "retry", "waiting")
 
     def __init__(self, config: ModelConfig, *, requests: str, results: str, retry: str, dead: str) -> None:
         self.config = config
+        self.digest = hashlib.sha256(config.model_dump_json(exclude={"parameters"}).encode()).hexdigest()[:12]
         self.model = config.name
         self.requests = requests
         self.results = results

@@ -105,12 +105,11 @@ def _model_view(
     open_ = [place for place in ends if place[0] in (entry.requests, entry.retry)]
     lag = sum(max(0, ends[place] - committed.get(place, starts[place])) for place in open_) if requests else None
     slots = sum(model.batches * model.max_batch_size for model in held)
-    states = {model.state for model in held}
     return ModelView(
         name=entry.name,
         group=group,
         version=entry.version,
-        state=next((state for state in ("ready", "failed", "loading") if state in states), "no node"),
+        state=_state(held),
         nodes=len(held),
         partitions=len(requests),
         lag=lag,
@@ -119,6 +118,14 @@ def _model_view(
         failed=sum(model.records_failed for model in held),
         dead=sum(ends[place] - starts[place] for place in ends if place[0] == entry.dead),
     )
+
+
+def _state(held: list[HeldModel]) -> str:
+    """``differs``: live nodes serve the model with different configurations, so what one takes another may refuse."""
+    if len({model.digest for model in held if model.state == "ready"}) > 1:
+        return "differs"
+    states = {model.state for model in held}
+    return next((state for state in ("ready", "failed", "loading") if state in states), "no node")
 
 
 def _node_view(node: NodeEntry, now: int) -> NodeView:

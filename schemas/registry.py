@@ -42,6 +42,8 @@ class HeldModel(msgspec.Struct, frozen=True):
     max_batch_size: int = 0
     queued_rows: int = 0
     memory_bytes: int = 0
+    digest: str = ""
+    """Of its configuration, parameters left out: nodes of a group that differ answer differently."""
 
 
 class NodeEntry(msgspec.Struct, frozen=True, tag="node"):

@@ -25,8 +25,8 @@ def status(
     """Show models, their lag, rates and batches, and the nodes that hold them.
 
     Lag is what the consumer group has not finished yet. Rates and failures are what the nodes last announced; each
-    failed attempt counts. Dead is how many letters are kept, replayed ones included. A node that has not announced
-    itself for three intervals is shown as stale.
+    failed attempt counts. Dead is how many letters are kept, replayed ones included. A model whose nodes do not all
+    have the same configuration is shown as differs, a node that has not announced itself for three intervals as stale.
 
     Example: headrace status --json
     """

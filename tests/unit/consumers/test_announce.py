@@ -15,7 +15,7 @@ from schemas.record import Topics
 from schemas.registry import ModelEntry, NodeEntry, decode_entry, model_key, node_key
 from tests.support.fake_producer import FakeBroker, FakeProducer
 from tests.support.loop_turns import until
-from tests.unit.consumers.parts import route
+from tests.unit.consumers.parts import config, route
 
 REGISTRY = Topics().registry
 
@@ -84,3 +84,10 @@ async def test_leaving_does_not_hang_on_a_broker_that_refuses() -> None:
     broker.failures.append(kafka_errors.NotLeaderForPartitionError())
     await withdraw(broker.make(), Topics(), "n", Deadline(5.0, ManualClock()))
     assert broker.landed == []
+
+
+def test_configurations_have_the_same_digest_when_they_are_the_same_and_parameters_do_not_count() -> None:
+    base = config()
+    assert route(base).digest == route(config()).digest
+    assert route(base.model_copy(update={"parameters": {"key": "secret"}})).digest == route(base).digest
+    assert route(base.model_copy(update={"max_batch_size": 7})).digest != route(base).digest

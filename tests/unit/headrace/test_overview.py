@@ -61,6 +61,13 @@ def test_a_model_is_ready_as_soon_as_one_live_node_has_it_so(states: list[str], 
     assert overview(*nodes).models[0].state == expected
 
 
+def test_nodes_that_serve_a_model_with_different_configurations_are_shown() -> None:
+    one, other = HeldModel("echo", 1, "ready", digest="a"), HeldModel("echo", 1, "ready", digest="b")
+    assert overview(node("1", one), node("2", one)).models[0].state == "ready"
+    assert overview(node("1", one), node("2", other)).models[0].state == "differs"
+    assert overview(node("1", one), node("2", other, written_ms=NOW - 10**6)).models[0].state == "ready", "one is gone"
+
+
 def test_two_groups_are_two_lines_each_with_its_own_lag() -> None:
     held = HeldModel("echo", 1, "ready")
     committed = {"g": {("m.echo", 0): 100, ("m.echo", 1): 30}, "h": {("m.echo", 0): 0}}
