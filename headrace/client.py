@@ -229,7 +229,9 @@ class Client:
         return Submitted(request_id, entry.requests, partition, offset)
 
     def results(self, model: str, *, from_beginning: bool = False) -> ResultStream:
-        """The records of a model's results topic, errors included, until closed.
+        """The records of a model's results topic, until closed.
+
+        What failed for good is not among them: without a reply topic it becomes a dead letter.
 
         Use it as ``async with client.results("echo") as results: async for result in results``: entering fixes the
         place from which it reads, so that what is submitted afterwards cannot be missed.

@@ -32,7 +32,9 @@ def tail(
     namespace: Namespace = None,
     config: Config = None,
 ) -> None:
-    """Print a model's results, one JSON line each, errors included.
+    """Print a model's results, one JSON line each.
+
+    A record that failed for good is not among them: it is a dead letter (headrace dead list MODEL).
 
     Ends at Ctrl-C, after --max results, or after --timeout without one; with both, it ends in exit code 3 when fewer
     than --max came.
