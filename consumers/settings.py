@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from schemas.record import DEFAULT_NAMESPACE
+from schemas.record import DEFAULT_GROUP, DEFAULT_NAMESPACE
 
 __all__ = ["NodeSettings"]
 
@@ -34,7 +34,7 @@ class NodeSettings:
 
     models: Path
     bootstrap: str
-    group: str = "headrace"
+    group: str = DEFAULT_GROUP
     namespace: str = DEFAULT_NAMESPACE
     partitions: int = 4
     replication: int = -1

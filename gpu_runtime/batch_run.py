@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -26,6 +27,9 @@ from schemas.tensors import Tensors
 __all__ = ["BatchResult", "BatchRunner", "is_out_of_memory"]
 
 _log = logging.getLogger("headrace.runtime")
+
+_SAY_AGAIN_S: Final = 10.0
+"""From one failure in the log to the next; every one is in the record's answer."""
 
 
 @dataclass(slots=True)
@@ -61,6 +65,7 @@ class BatchRunner:
         self._limit = max(1, config.max_batch_size)
         self._compute_s = 0.0
         self._executed_rows = 0
+        self._said_at = float("-inf")
 
     def run(self, batch: Batch) -> BatchResult:
         """Answers every part; expired, cancelled and withdrawn ones are left out of the execution.
@@ -122,15 +127,19 @@ class BatchRunner:
         except (DeviceError, _OutOfMemory):
             raise
         except Exception as error:  # noqa: BLE001 - whatever user code raises ends as an answer
+            self._say(stop - start, error)
             if stop - start == 1:
                 return [failed(1, self._row_error(error))]
-            _log.warning(
-                "model %s: a batch of %d rows failed, trying row by row",
-                self._config.name,
-                stop - start,
-                exc_info=error,
-            )
         return [self._one(inputs, row) for row in range(start, stop)]
+
+    def _say(self, rows: int, error: Exception) -> None:
+        """Where the model failed, for its author; not for each of many failures in a row."""
+        now = self._clock()
+        if now - self._said_at < _SAY_AGAIN_S:
+            return
+        self._said_at = now
+        what = "a row failed" if rows == 1 else f"a batch of {rows} rows failed, trying row by row"
+        _log.warning("model %s: %s", self._config.name, what, exc_info=error)
 
     def _one(self, inputs: _Inputs, row: int) -> Piece:
         try:

@@ -25,7 +25,7 @@ from headrace.result_stream import ResultStream
 from schemas import record as contract
 from schemas.clock import Deadline, monotonic
 from schemas.codecs.client import encode_request
-from schemas.errors import Expired, Unavailable, ValidationError
+from schemas.errors import Expired, HeadraceError, Unavailable, ValidationError
 from schemas.record import DEFAULT_NAMESPACE, Headers, check_name, now_ms
 from schemas.registry import ModelEntry
 from schemas.tensors import Tensors
@@ -166,9 +166,12 @@ class Client:
             HeadraceError: what failed the request, typed as the node's own; ``Expired`` at the deadline,
                 ``Unavailable`` when the broker did not take it, ``TooLargeError`` with the sizes.
         """
+        if deadline_s <= 0:
+            raise ValidationError(f"deadline_s must be above 0, got {deadline_s:g}")
         started, deadline, expires_ms = monotonic(), Deadline(deadline_s), now_ms() + int(deadline_s * 1000)
-        entry = await self._by(deadline, self._directory.find(model, timeout_s=deadline.remaining_s), "the registry")
-        replies = await self._by(deadline, self._open_replies(), "the reply topic")
+        find = self._directory.find(model, timeout_s=deadline.remaining_s)
+        entry = await self._by(deadline, find, "the registry", late=Expired)
+        replies = await self._by(deadline, self._open_replies(), "the reply topic", late=Expired)
         request_id = uuid.uuid4().hex
         value, content = _value(entry, inputs, parameters, outputs, content_type)
         sent_headers = request_headers(
@@ -238,12 +241,14 @@ class Client:
         """
         return ResultStream(self.broker, self._directory, model, from_beginning=from_beginning)
 
-    async def _by(self, deadline: Deadline, work: Awaitable[T], what: str) -> T:
+    async def _by(
+        self, deadline: Deadline, work: Awaitable[T], what: str, *, late: type[HeadraceError] = Unavailable
+    ) -> T:
         try:
             async with asyncio.timeout(deadline.remaining_s):
                 return await work
         except TimeoutError:
-            raise Unavailable(f"{what} on {self.broker.bootstrap} was not there before the deadline") from None
+            raise late(f"{what} on {self.broker.bootstrap} was not there before the deadline") from None
 
     async def _open_replies(self) -> ReplyChannel:
         async with self._opening:

@@ -66,7 +66,7 @@ def read_repository(models: Path, namespace: str) -> Repository:
     Raises:
         ConfigError: with every fault in the repository, one a line; or that it holds no model.
     """
-    repository = scan(models, namespace=namespace, gpus=usable_gpus())
+    repository = scan(models, namespace=namespace, gpus=usable_gpus(), backends=BACKENDS)
     if repository.errors:
         lines = "\n".join(f"  {error}" for error in repository.errors)
         raise ConfigError(f"the model repository {models} has {len(repository.errors)} errors:\n{lines}")

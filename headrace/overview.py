@@ -10,7 +10,7 @@ from aiokafka.errors import KafkaError
 from headrace.directory import Registry, read_registry
 from headrace.kafka_clients import Broker, consumer_client, group_offsets, layout
 from schemas.errors import Unavailable
-from schemas.record import now_ms
+from schemas.record import DEFAULT_GROUP, now_ms
 from schemas.registry import HeldModel, ModelEntry, NodeEntry
 
 __all__ = ["ModelView", "NodeView", "Overview", "is_stale", "read_overview", "summarise"]
@@ -78,11 +78,19 @@ def is_stale(node: NodeEntry, now: int) -> bool:
 
 
 def summarise(
-    registry: Registry, *, starts: Offsets, ends: Offsets, committed: Mapping[str, Offsets], now: int
+    registry: Registry,
+    *,
+    starts: Offsets,
+    ends: Offsets,
+    committed: Mapping[str, Offsets],
+    now: int,
+    group: str = DEFAULT_GROUP,
 ) -> Overview:
-    """Pure. ``starts`` and ``ends`` are of request, retry and dead-letter partitions, ``now`` is in Unix ms."""
+    """Pure. ``starts`` and ``ends`` are of request, retry and dead-letter partitions, ``now`` is in Unix ms, ``group``
+    is whose lag is shown when no node says to which it belongs."""
     nodes = sorted(registry.nodes.values(), key=lambda node: node.id)
-    groups = sorted({node.group for node in nodes if not is_stale(node, now)}) or sorted({node.group for node in nodes})
+    groups = sorted({node.group for node in nodes if not is_stale(node, now)})
+    groups = groups or sorted({node.group for node in nodes}) or [group]
     views = []
     for entry in sorted(registry.models.values(), key=lambda one: one.name):
         for group in _groups_of(entry, nodes, groups):
@@ -94,7 +102,7 @@ def summarise(
 
 def _groups_of(entry: ModelEntry, nodes: Iterable[NodeEntry], groups: list[str]) -> list[str]:
     holding = {node.group for node in nodes if any(model.name == entry.name for model in node.models)}
-    return [group for group in groups if group in holding] or groups[:1] or [""]
+    return [group for group in groups if group in holding] or groups[:1]
 
 
 def _model_view(
@@ -145,7 +153,7 @@ def _node_view(node: NodeEntry, now: int) -> NodeView:
     )
 
 
-async def read_overview(broker: Broker, namespace: str) -> Overview:
+async def read_overview(broker: Broker, namespace: str, group: str = DEFAULT_GROUP) -> Overview:
     """
     Raises:
         Unavailable: the broker does not answer.
@@ -153,10 +161,10 @@ async def read_overview(broker: Broker, namespace: str) -> Overview:
     registry = await read_registry(broker, namespace)
     try:
         starts, ends = await _offsets(broker, registry)
-        committed = await _committed(broker, {node.group for node in registry.nodes.values()})
+        committed = await _committed(broker, {node.group for node in registry.nodes.values()} or {group})
     except KafkaError as error:
         raise Unavailable(f"offsets on {broker.bootstrap} cannot be read: {type(error).__name__}: {error}") from error
-    return summarise(registry, starts=starts, ends=ends, committed=committed, now=now_ms())
+    return summarise(registry, starts=starts, ends=ends, committed=committed, now=now_ms(), group=group)
 
 
 async def _offsets(broker: Broker, registry: Registry) -> tuple[dict[tuple[str, int], int], dict[tuple[str, int], int]]:

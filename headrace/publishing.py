@@ -181,8 +181,13 @@ async def _send_all(publisher: Publisher, drafts: Iterator[Draft], on_read: Call
             for draft in piece:
                 await publisher.send(draft)
             on_read(piece[-1].consumed)
-    except HeadraceError:
+    except HeadraceError as error:
         # A line was bad: what went before it is on its way, and its answers are still owed.
         await publisher.finish()
-        raise
+        if publisher.totals.sent == 0:
+            raise
+        before = "1 record" if publisher.totals.sent == 1 else f"{publisher.totals.sent:,} records"
+        raise type(error)(
+            f"{error}; {before} before it went out, so leave them out when you publish the rest"
+        ) from error
     await publisher.finish()

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from headrace.kafka_options import KafkaOptions, parse_kafka
 from schemas.errors import ConfigError, HeadraceError
-from schemas.record import DEFAULT_NAMESPACE, check_name
+from schemas.record import DEFAULT_GROUP, DEFAULT_NAMESPACE, check_name
 
 __all__ = ["PREFIX", "Settings", "load_settings", "settings_table"]
 
@@ -43,7 +43,7 @@ class Settings(BaseModel):
 
     models: Path | None = Field(None, description="model repository: a folder with one folder a model")
     bootstrap: str | None = Field(None, description="Kafka brokers, `host:port[,host:port]`")
-    group: str = Field("headrace", min_length=1, description="consumer group; nodes of one group share the work")
+    group: str = Field(DEFAULT_GROUP, min_length=1, description="consumer group; nodes of one group share the work")
     namespace: str = Field(DEFAULT_NAMESPACE, description="first part of every topic name")
     partitions: int = Field(4, ge=1, description="partitions of topics that have to be created")
     replication: int = Field(-1, ge=-1, description="replicas of topics that have to be created; -1: broker's default")

@@ -15,6 +15,7 @@ import msgspec
 from schemas.errors import ValidationError
 
 __all__ = [
+    "DEFAULT_GROUP",
     "DEFAULT_NAMESPACE",
     "Envelope",
     "Headers",
@@ -30,6 +31,8 @@ Headers = tuple[tuple[str, bytes | None], ...]
 """Record headers in their order; keys may repeat."""
 
 DEFAULT_NAMESPACE: Final = "headrace"
+DEFAULT_GROUP: Final = "headrace"
+"""Consumer group of nodes that are given no other."""
 
 ID: Final = "headrace-id"
 REPLY_TO: Final = "headrace-reply-to"

@@ -11,7 +11,7 @@ are not looked at.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -59,12 +59,19 @@ class Repository:
     errors: list[ConfigError] = field(default_factory=list)
 
 
-def scan(root: Path, *, namespace: str = DEFAULT_NAMESPACE, gpus: Sequence[int] = ()) -> Repository:
+def scan(
+    root: Path,
+    *,
+    namespace: str = DEFAULT_NAMESPACE,
+    gpus: Sequence[int] = (),
+    backends: Collection[str] | None = None,
+) -> Repository:
     """Reads every model's configuration. Blocks; raises nothing for what stands in the files.
 
     Args:
         namespace: first part of the topic names, for the check that no two models share one.
         gpus: device numbers of this machine, for ``config.pbtxt`` groups that leave the choice open.
+        backends: names of those that can serve a model; None leaves that unchecked.
     """
     try:
         folders = sorted(_model_folders(root))
@@ -77,7 +84,9 @@ def scan(root: Path, *, namespace: str = DEFAULT_NAMESPACE, gpus: Sequence[int] 
     errors: list[ConfigError] = []
     for folder in folders:
         try:
-            models.append(load_model(folder, gpus=gpus))
+            model = load_model(folder, gpus=gpus)
+            _check_backend(model, backends)
+            models.append(model)
         except ConfigError as error:
             errors.append(error)
     if not folders:
@@ -86,6 +95,15 @@ def scan(root: Path, *, namespace: str = DEFAULT_NAMESPACE, gpus: Sequence[int] 
         )
     errors.extend(_topic_clashes(models, namespace))
     return Repository(root, tuple(models), errors)
+
+
+def _check_backend(model: ModelFolder, backends: Collection[str] | None) -> None:
+    wanted = model.config.backend
+    if backends is not None and wanted not in backends:
+        raise ConfigError(
+            f"{model.path.parent}: backend: {wanted!r} cannot be served; there are: {', '.join(sorted(backends))}. "
+            "Export the model to ONNX, or wrap it in a Python model"
+        )
 
 
 def _model_folders(root: Path) -> Iterator[Path]:

@@ -150,6 +150,11 @@ def client_settings(config: Path | None, bootstrap: str | None, namespace: str |
     return Broker(settings.bootstrap or default_bootstrap(), settings.kafka), settings.namespace
 
 
+def group_setting(config: Path | None) -> str:
+    """The consumer group that nodes with these settings would join."""
+    return _settings_from(config).group
+
+
 def required_models(settings: Settings) -> Path:
     """
     Raises:

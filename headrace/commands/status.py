@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.commands.dead import age
-from headrace.commands.options import Bootstrap, Config, Namespace, client_settings, run
+from headrace.commands.options import Bootstrap, Config, Namespace, client_settings, group_setting, run
 from headrace.commands.screen import table_console
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def status(
     from headrace.overview import read_overview
 
     broker, space = client_settings(config, bootstrap, namespace)
-    overview = run(read_overview(broker, space))
+    overview = run(read_overview(broker, space, group_setting(config)))
     if as_json:
         typer.echo(orjson.dumps(overview.as_json(), option=orjson.OPT_INDENT_2))
     elif overview.models or overview.nodes:

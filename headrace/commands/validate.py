@@ -26,10 +26,11 @@ def validate(
 
     Example: headrace validate ./models
     """
+    from gpu_runtime.backends.registry import BACKENDS
     from gpu_runtime.devices import usable_gpus
     from schemas.repository import scan
 
-    repository = scan(directory, gpus=usable_gpus())
+    repository = scan(directory, gpus=usable_gpus(), backends=BACKENDS)
     if repository.models:
         table_console().print(models_table(repository.models))
     for model in repository.models:

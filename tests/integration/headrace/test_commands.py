@@ -71,6 +71,7 @@ def test_a_bad_line_stops_the_publishing_and_is_named(up: Server, home: Home) ->
     assert done.returncode == 1
     assert done.stdout == '{"y":[2.0,2.0]}\n'
     assert done.stderr.startswith(f"error[decode]: {file}:2 is not JSON")
+    assert "1 record before it went out" in done.stderr
 
 
 def test_a_deadline_that_has_passed_ends_in_3(up: Server, home: Home) -> None:

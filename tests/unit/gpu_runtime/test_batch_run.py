@@ -72,6 +72,18 @@ def test_D1_a_poison_row_fails_alone_and_is_logged_once(caplog: pytest.LogCaptur
     assert len(caplog.records) == 1
 
 
+def test_a_row_that_fails_alone_is_logged_with_its_place_and_not_each_of_many(caplog: pytest.LogCaptureFixture) -> None:
+    bench = Bench(boom)
+    with caplog.at_level(logging.WARNING, "headrace.runtime"):
+        for _ in range(3):
+            bench.run(request_of(values=[1]))
+        assert len(caplog.records) == 1
+        assert caplog.records[0].exc_info is not None
+        bench.clock.advance(11.0)
+        bench.run(request_of(values=[1]))
+    assert len(caplog.records) == 2
+
+
 def test_D1_a_poison_row_within_a_request_leaves_its_neighbours_right() -> None:
     piece = pieces_of(Bench(pick).run(request_of(values=[1, -2, 3])))[0]
     assert list(piece.errors) == [1]

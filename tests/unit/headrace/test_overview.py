@@ -34,6 +34,15 @@ def test_lag_is_what_the_group_has_not_finished_and_a_partition_never_committed_
     assert (echo.partitions, echo.dead) == (2, 3)
 
 
+def test_with_no_node_left_the_lag_is_that_of_the_group_in_the_settings() -> None:
+    registry = Registry({"echo": model()}, {})
+    ends, committed = {("m.echo", 0): 10}, {"mine": {("m.echo", 0): 9}}
+    (echo,) = summarise(
+        registry, starts={("m.echo", 0): 0}, ends=ends, committed=committed, now=NOW, group="mine"
+    ).models
+    assert (echo.lag, echo.group, echo.state) == (1, "mine", "no node")
+
+
 def test_what_waits_for_a_retry_is_lag_too_and_no_partition_of_the_model() -> None:
     registry = Registry({"echo": model()}, {"a": node("a", HeldModel("echo", 1, "ready"))})
     ends = {("m.echo", 0): 10, ("m.echo.retry", 0): 7}

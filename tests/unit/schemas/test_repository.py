@@ -285,3 +285,19 @@ def test_a_thousand_models_are_scanned_in_three_seconds_of_cpu(tmp_path: Path) -
     took = process_time() - begun
     assert (len(repository.models), repository.errors) == (1000, [])
     assert took < 3
+
+
+def test_a_model_that_no_backend_serves_is_a_fault_where_the_backends_are_known(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text("")
+    (folder / "headrace.yaml").write_text(
+        "backend: dali\n"
+        "inputs: [{name: x, datatype: FP32, shape: [1]}]\n"
+        "outputs: [{name: y, datatype: FP32, shape: [1]}]\n"
+    )
+    assert [model.config.backend for model in scan(tmp_path).models] == ["dali"]
+    found = scan(tmp_path, backends=["onnx", "python"])
+    assert found.models == ()
+    (error,) = found.errors
+    assert "'dali' cannot be served; there are: onnx, python" in str(error)
