@@ -68,6 +68,8 @@ class Assignment(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka sh
         self.in_step = False
         """Whether the consumer's own positions mean what the ledgers say: False from a revoke until the poll loop, with
         no fetch under way, has taken the new assignment up. What a fetch brought meanwhile is not delivered yet."""
+        self.unsettled_since: float | None = None
+        """When the rebalance that is under way began (seconds of the clock); None while there is none."""
         self.joined = False
         """Whether the group has ever given this node an assignment, empty or not."""
         self.epoch = 0
@@ -75,6 +77,7 @@ class Assignment(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka sh
 
     async def on_partitions_revoked(self, revoked: Collection[Any]) -> None:
         self.settled.clear()
+        self.unsettled_since = self._clock()
         self.in_step = False
         held = list(self.partitions.values())
         for partition in held:
@@ -114,6 +117,7 @@ class Assignment(ConsumerRebalanceListener):  # type: ignore[misc] # aiokafka sh
         log.info("assigned %d partitions, %d before", len(assigned), revoked)
         self.joined = True
         self.epoch += 1
+        self.unsettled_since = None
         self.settled.set()
 
     @property

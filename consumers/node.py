@@ -50,6 +50,7 @@ _LEAVE_DEADLINE_S: Final = 5.0
 _HURRY_S: Final = 0.5
 _FLUSH_DEADLINE_S: Final = 5.0
 _LOOK_AGAIN_S: Final = 0.05
+_LONG_REBALANCE_S: Final = 10.0
 
 
 class Node:
@@ -116,22 +117,28 @@ class Node:
         detail = {"phase": self._phase, "models": {name: status.state for name, status in self.runtime.models.items()}}
         if self._load_errors:
             detail["failed"] = dict(self._load_errors)
-        for reason in self._reasons():
-            if reason:
-                return Health(False, reason, detail)
-        return Health(True, "", detail)
+        reasons = [reason for reason in self._reasons() if reason]
+        return Health(not reasons, "; ".join(reasons), detail)
 
     def _reasons(self) -> list[str]:
         reasons = []
         if self._phase != "serving":
             reasons.append(self._kafka_trouble or self._phase)
         reasons.extend(f"model {name} failed to load: {why}" for name, why in self._load_errors.items())
-        if self._assignment is not None and not self._assignment.joined:
-            reasons.append(f"waiting for the consumer group {self._settings.group} to assign partitions")
-        elif self._assignment is not None and (missing := self._assignment.missing):
-            reasons.append(f"topics are gone: {', '.join(missing)}; create them, or restart a node, which does")
-        parts = (self._outbox, self._commits, self._poll)
+        parts = (self._commits, self._outbox, self._poll)
         reasons.extend("" if part is None else part.trouble for part in parts)
+        assignment = self._assignment
+        if assignment is not None:
+            group = self._settings.group
+            unsettled_s = 0.0 if assignment.unsettled_since is None else self._clock() - assignment.unsettled_since
+            if not assignment.joined:
+                reasons.append(f"waiting for the consumer group {group} to assign partitions")
+            elif unsettled_s > _LONG_REBALANCE_S:
+                reasons.append(
+                    f"the consumer group {group} has been rebalancing for {unsettled_s:.0f} s; is the broker away?"
+                )
+            elif missing := assignment.missing:
+                reasons.append(f"topics are gone: {', '.join(missing)}; create them, or restart a node, which does")
         return reasons
 
     def entry(self) -> NodeEntry:

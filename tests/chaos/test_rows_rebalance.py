@@ -112,7 +112,11 @@ async def test_A12_a_rebalance_does_not_wait_for_a_long_model_call(kafka: str, t
                 return len(await partitions_held(two, "slow")) == 1
 
             await eventually(shared, 10, why="the second node to hold a partition")
-            assert await _rebalances(one, two) == [2, 1]
+
+            async def settled() -> bool:
+                return await _rebalances(one, two) == [2, 1]
+
+            await eventually(settled, 10, why="the first node to take its share back")
             model.open()
             await scene.until_committed("slow", {0: 3, 1: 0})
             await scene.send_numbers("slow", [4, 5], spread=True)

@@ -93,6 +93,17 @@ async def test_a_partition_that_comes_straight_back_goes_on_where_it_was() -> No
     assert scene.seen_while_quiescing == [ScopeState.SUSPENDED]
 
 
+async def test_a_rebalance_that_does_not_end_is_told_since_when() -> None:
+    scene = await holding(ZERO)
+    assert scene.assignment.unsettled_since is None
+    began = scene.clock()
+    await scene.assignment.on_partitions_revoked([ZERO])
+    scene.clock.advance(30.0)
+    assert scene.assignment.unsettled_since == began
+    await scene.assignment.on_partitions_assigned([ZERO])
+    assert scene.assignment.unsettled_since is None
+
+
 async def test_a_partition_that_another_may_have_had_in_between_is_dropped() -> None:
     scene = await holding(ZERO)
     before = scene.assignment.partitions[ZERO]
