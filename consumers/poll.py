@@ -16,6 +16,7 @@ from consumers.hooks import NodeHooks
 from consumers.intake import Intake
 from consumers.kafka import Record
 from consumers.outbox import Outbox
+from consumers.route import Route
 from gpu_runtime.runtime import Runtime
 from schemas.clock import Clock, monotonic
 from schemas.record import now_ms
@@ -26,6 +27,8 @@ _IDLE_POLL_S: Final = 0.2
 _PAUSED_POLL_S: Final = 0.02
 """The longest that a partition with room waits while another one has none."""
 _MAX_UNSENT_RECORDS: Final = 50_000
+_MUCH: Final = 10
+"""Fetches' worth of backlog from which throughput counts for more than the milliseconds of a result."""
 
 
 class PollLoop:
@@ -161,16 +164,20 @@ class PollLoop:
                 self._intake.take_due(partition)
 
     def _note_backlog(self, fetched: Mapping[Any, Sequence[Record]]) -> None:
-        """With more to fetch than one fetch takes, over all its partitions, a model's batch has nothing to wait for."""
-        behind: dict[str, int] = {}
+        """With more to fetch than one fetch takes, over all its partitions, a model's batch has nothing to wait for.
+
+        With much more than that its results are gathered, as their requests have waited for longer in Kafka.
+        """
+        behind: dict[Route, int] = {}
         for tp, records in fetched.items():
             partition = self._assignment.partitions.get(tp)
             if partition is not None and records:
                 end = self._consumer.highwater(tp)
-                model = partition.route.model
-                behind[model] = behind.get(model, 0) + max(0, (end or 0) - records[0].offset)
-        for model, records_left in behind.items():
-            self._runtime.set_backlog(model, records_left > MAX_RECORDS)
+                route = partition.route
+                behind[route] = behind.get(route, 0) + max(0, (end or 0) - records[0].offset)
+        for route, records_left in behind.items():
+            self._runtime.set_backlog(route.model, records_left > MAX_RECORDS)
+            self._outbox.gather(route.results, records_left > _MUCH * MAX_RECORDS)
 
     async def _rest(self) -> None:
         """Until room appears, but not so long that partitions with room would notice."""

@@ -160,6 +160,10 @@ class FakeOutbox:
         self.calls: list[int] = []
         self.pending = 0
         self.congested = False
+        self.gathered: dict[str, bool] = {}
+
+    def gather(self, topic: str, patient: bool) -> None:
+        self.gathered[topic] = patient
 
     def add_many(
         self,

@@ -435,3 +435,20 @@ async def test_reply_topics_that_are_used_no_more_are_forgotten(scene: Scene) ->
     scene.add("reply-0", b"e", first=8, to_reply=True)
     await scene.idle()
     assert scene.receipt.delivered_ == list(range(9))
+
+
+async def test_with_a_backlog_results_are_gathered_and_all_of_them_arrive(scene: Scene) -> None:
+    scene.outbox.gather("out", True)
+    for number in range(20):
+        scene.add("out", b"a", first=number)
+        await turns()
+    assert scene.broker.landed == [], "they wait for each other"
+    assert await scene.outbox.flush(Deadline(5.0))
+    await scene.idle()
+    assert sorted(scene.receipt.delivered_) == list(range(20))
+    attempts = len(scene.broker.attempts)
+    assert attempts <= 3, "one batch a partition"
+    scene.outbox.gather("out", False)
+    scene.add("out", b"b", first=20)
+    await scene.idle()
+    assert scene.receipt.delivered_[-1] == 20

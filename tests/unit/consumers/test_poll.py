@@ -322,6 +322,14 @@ async def test_a_backlog_is_more_than_one_fetch_over_all_partitions_of_a_model(
         scene.put(scene.one, 0)
     await until(lambda: scene.hooks.counts["in"])
     assert scene.runtime.backlogs == [backlog]
+    assert list(scene.outbox.gathered.values()) == [False]
+
+
+async def test_results_are_gathered_when_far_more_waits_than_one_fetch_takes(scene: Polling) -> None:
+    scene.consumer.ends = {scene.zero: 5_121}
+    scene.put(scene.zero, 0)
+    await until(lambda: scene.hooks.counts["in"])
+    assert list(scene.outbox.gathered.items()) == [("headrace.models.m.results", True)]
 
 
 async def test_a_broker_that_refuses_the_node_for_good_ends_the_loop() -> None:
